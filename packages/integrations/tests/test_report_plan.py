@@ -59,8 +59,9 @@ def test_a_model_that_returns_its_loss_has_no_other(capsys, tmp_path):
         (("--error", "0.1"), "--error must be left out without --memory"),
     ],
 )
-def test_what_does_not_go_together_is_said_in_a_line(capsys, arguments, message):
+def test_what_does_not_go_together_is_said_in_a_line(capsys, arguments, message, monkeypatch):
     library_or_skip("timm")
+    monkeypatch.setenv("INTEGRATIONS_PROGRESS", "0")  # of a search that takes seconds on a slow machine
     assert main(["report", *SMALL, *arguments]) == 1
     # Torch may log a line of its own, where something imports its compilers for the first time.
     told = [line for line in capsys.readouterr().err.strip().splitlines() if not re.match(r"[IWE]\d{4} ", line)]

@@ -263,13 +263,14 @@ class Recording:
         self.close()
 
     def _hides_for_longer(self, ops: Sequence[Planned], first: int, unseen: frozenset[int]) -> bool:
-        """Whether a function makes, but does not return, tensors that backward recomputes and that would be gone when
-        a later operator makes memory. A follower holds them until it returns. Casts of arguments live as long."""
+        """Whether a function makes, but does not return, several tensors that backward recomputes, or one larger than
+        its operator's other results. A follower holds them until it returns. Casts of arguments live as long."""
         becomes, values = self._tape.schedule.becomes, self._tape.schedule.graph.values
         waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
         hiding = [waiting.intersection(op.makes) for op in ops if op.name != CAST]
-        last = max((place for place, op in enumerate(ops, first) if any(values[v].nbytes for v in op.makes)), default=0)
-        return sum(map(bool, hiding)) > 1 or any(values[one].until < last for made in hiding for one in made)
+        large = {max(op.makes, key=lambda value: values[value].nbytes) for op in ops if len(op.makes) > 1}
+        last = first + len(ops) - 1
+        return sum(map(bool, hiding)) > 1 or any(values[one].until < last for one in large & waiting)
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
