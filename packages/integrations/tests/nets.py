@@ -96,3 +96,20 @@ def profiled_bytes(call):
     events = sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     found = list(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
     return max(found), found[-1]
+
+
+def make_closure(model):
+    """A forward and a backward of 48 rows of 64 features, as ``gradient_error`` takes them."""
+    x = normal(48, 64)
+
+    def closure():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return closure
+
+
+def whole_gradient(model):
+    torch.manual_seed(3)
+    make_closure(model)()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

@@ -11,7 +11,7 @@ from torch import nn
 import integrations
 from integrations import fewbit, qmodules
 
-from .nets import normal
+from .nets import make_closure, normal, whole_gradient
 
 X = normal(48, 64)
 
@@ -40,20 +40,6 @@ OPTIONS = {
 }
 
 
-def closure_of(model):
-    def closure():
-        model.zero_grad()
-        model(X).square().mean().backward()
-
-    return closure
-
-
-def whole_gradient(model):
-    torch.manual_seed(3)
-    closure_of(model)()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
 @pytest.mark.filterwarnings("ignore:.*nothing is offloaded")
 @pytest.mark.parametrize("level", ["L0", "swap", "L1.1"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -61,7 +47,7 @@ def test_the_error_is_that_of_the_next_step(options, level):
     model = integrations.compress_model(Net(), level, **options)
     model.drop.p = 0.0  # a plain model does not draw what sketches draw in front of it
     torch.manual_seed(3)
-    found = integrations.compression(model).gradient_error(closure_of(model))
+    found = integrations.compression(model).gradient_error(make_closure(model))
     seeded = "seed" in str(options)  # such sketches draw from a counter of the process
     rounded, exact = (whole_gradient(model), whole_gradient(integrations.restore_model(model)))
     expected = ((rounded - exact).norm() / exact.norm()).item()
@@ -74,7 +60,7 @@ def test_dropout_is_the_same_in_both_runs(options):
     """Otherwise the difference of two masks would count as the error of the layers."""
     model, masks = integrations.compress_model(Net(), "L0", **options), []
     model.drop.register_forward_hook(lambda layer, args, output: masks.append(output.detach() == 0))
-    integrations.compression(model).gradient_error(closure_of(model))
+    integrations.compression(model).gradient_error(make_closure(model))
     assert torch.equal(*masks)
     assert all(module.training for module in model.modules())
 
@@ -86,12 +72,12 @@ def test_layers_are_monitored_at_a_level_that_is_off(options):
         model = integrations.compress_model(Net(), "L0", **options)
         handle = integrations.compression(model)
         if monitored:
-            handle.monitor(closure_of(model), every=2, bound=1e-6)
+            handle.monitor(make_closure(model), every=2, bound=1e-6)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             torch.manual_seed(1)
             for _ in range(5):
-                closure_of(model)()
+                make_closure(model)()
         said = [str(one.message) for one in told if "the bound is 1e-06" in str(one.message)]
         assert len(said) == monitored
         ends.append([value.clone() for value in model.state_dict().values()])
@@ -104,12 +90,12 @@ def test_layers_are_monitored_at_a_level_that_is_off(options):
 def test_layers_of_the_users_own_and_a_plan_that_rounds_nothing():
     model = nn.Sequential(qmodules.QLinear(64, 64), fewbit.GELU(), nn.Linear(64, 8))
     integrations.compress_model(model, "L0")
-    assert integrations.compression(model).gradient_error(closure_of(model)).relative > 1e-3
+    assert integrations.compression(model).gradient_error(make_closure(model)).relative > 1e-3
     model = integrations.compress_model(Net(), memory=1.0, activations=3)
     handle = integrations.compression(model)
-    handle.monitor(closure_of(model), every=2, bound=10.0)
+    handle.monitor(make_closure(model), every=2, bound=10.0)
     for _ in range(4):
-        closure_of(model)()
+        make_closure(model)()
     assert handle.last_error.relative > 1e-3
 
 
@@ -128,7 +114,7 @@ def test_where_nothing_rounds_it_says_so(options):
     with pytest.raises(ValueError, match="a monitored level must quantize, got L0, whose gradients are exact"):
         handle.monitor(lambda: None)
     with pytest.raises(ValueError, match="level must be one that compresses"):
-        handle.gradient_error(closure_of(model))
+        handle.gradient_error(make_closure(model))
 
 
 def test_what_a_monitor_of_layers_cannot_do():
@@ -137,7 +123,7 @@ def test_what_a_monitor_of_layers_cannot_do():
     with pytest.raises(ValueError, match="closure must be given at L0, where converted layers alone round"):
         handle.monitor()
     with pytest.raises(ValueError, match="raise_bits must be False at L0, which has no bits"):
-        handle.monitor(closure_of(model), raise_bits=True)
+        handle.monitor(make_closure(model), raise_bits=True)
     converted = integrations.compression(qmodules.QModule(Net(), "L2"))
     for call in (converted.monitor, converted.gradient_error):
         with pytest.raises(ValueError, match=r"only converted by QModule; call integrations.compress_model"):
@@ -147,7 +133,7 @@ def test_what_a_monitor_of_layers_cannot_do():
 def test_copies_keep_their_own_layers():
     model = integrations.compress_model(Net(), "L0", activations=3)
     other = copy.deepcopy(model)
-    integrations.compression(model).gradient_error(closure_of(model))
+    integrations.compression(model).gradient_error(make_closure(model))
     assert not any(calls.exact for calls in map(calls_of, (model, other)))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 
-from .nets import mlp, normal
+from .nets import make_closure, mlp, normal, whole_gradient
 
 X = normal(48, 64)
 
@@ -19,20 +19,6 @@ def model_with_dropout(level="L2", **options):
     return integrations.compress_model(nn.Sequential(mlp(), nn.Dropout(0.2), nn.Linear(64, 8)), level, **options)
 
 
-def closure_of(model):
-    def closure():
-        model.zero_grad()
-        model(X).square().mean().backward()
-
-    return closure
-
-
-def whole_gradient(model):
-    torch.manual_seed(3)
-    closure_of(model)()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-
 @pytest.mark.parametrize("level", ["L1", "L1.2", "L2"])
 def test_the_error_is_that_of_the_next_step(level):
     """The same noise, the same dropout: the same number, up to the order of sums in float32."""
@@ -40,7 +26,7 @@ def test_the_error_is_that_of_the_next_step(level):
     plain = copy.deepcopy(model)
     integrations.restore_model(plain)
     torch.manual_seed(3)
-    found = integrations.compression(model).gradient_error(closure_of(model))
+    found = integrations.compression(model).gradient_error(make_closure(model))
     assert found.measured
     exact = whole_gradient(plain)
     expected = (whole_gradient(model) - exact).norm() / exact.norm()
@@ -50,7 +36,7 @@ def test_the_error_is_that_of_the_next_step(level):
 def test_fewer_bits_err_more():
     errors = [
         integrations.compression(model := model_with_dropout("L1", bits=bits))
-        .gradient_error(closure_of(model))
+        .gradient_error(make_closure(model))
         .relative
         for bits in (8, 4, 2)
     ]
@@ -61,9 +47,9 @@ def test_fewer_bits_err_more():
 def test_measuring_leaves_training_as_it_was():
     model = model_with_dropout()
     handle = integrations.compression(model)
-    closure_of(model)()
+    make_closure(model)()
     before = [(parameter.grad, parameter.grad.clone()) for parameter in model.parameters()], torch.get_rng_state()
-    handle.gradient_error(closure_of(model))
+    handle.gradient_error(make_closure(model))
     assert handle.step == 1
     assert torch.equal(before[1], torch.get_rng_state())
     for parameter, (same, value) in zip(model.parameters(), before[0], strict=True):
@@ -76,7 +62,7 @@ def test_without_a_closure_it_is_the_plans_prediction():
     handle = integrations.compression(model)
     with pytest.raises(ValueError, match="closure must be given as long as no plan predicts the error"):
         handle.gradient_error()
-    plan = handle.adapt(closure_of(model))
+    plan = handle.adapt(make_closure(model))
     found = handle.gradient_error()
     assert (found.relative, found.measured) == (plan.relative_error, False)
     assert "predicted by the plan, not measured" in str(found)
@@ -106,5 +92,5 @@ def test_a_closure_without_a_forward_says_so():
     model = model_with_dropout()
     with pytest.raises(RuntimeError, match="must run a forward of the compressed model"):
         integrations.compression(model).gradient_error(lambda: None)
-    closure = closure_of(model)
+    closure = make_closure(model)
     integrations.compression(model).gradient_error(closure)  # and the handle is not left paused

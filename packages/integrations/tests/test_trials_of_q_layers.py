@@ -47,7 +47,7 @@ def attention():
 
 
 def by_hand():
-    """Q-layers of the user's own, of which each chooses its bits alone, inside of a model at a level."""
+    """Return a model at a level with Q-layers that the user built. Each of them chooses its bits alone."""
     model = net()
     level = qmodules.LEVELS["L3"]
     model[3], model[5] = (qmodules.QConv2d.from_module(model[3], level), qmodules.QLinear.from_module(model[5], level))
@@ -163,7 +163,7 @@ def test_other_models_of_the_closure_with_q_layers():
         def closure():
             for model in models:
                 model(OTHER).square().mean().backward()
-            held[:] = [model(X) for model in models]  # alive afterwards, with what it stores of X
+            held[:] = [model(X) for model in models]  # the closure's graphs and stored tensors stay alive
 
         for number in range(5):
             if measured and number in (0, 3):

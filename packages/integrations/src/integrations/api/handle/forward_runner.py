@@ -88,8 +88,8 @@ class ForwardRunner(HandleState):
 
     @property
     def _looks(self) -> bool:
-        """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
-        the report can tell what they keep; and those that are measured or monitored, if layers round."""
+        """Whether a session watches a forward at a level that is off. It watches the first one if layers were
+        exchanged, for the report. If layers round, it watches all forwards that are measured or monitored."""
         if not self._records and Conversions.of(self.model) is not None:
             return True
         return (self._monitor is not None or self.in_trial) and rounds_in_layers(self.model)

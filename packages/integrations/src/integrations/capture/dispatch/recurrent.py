@@ -40,7 +40,7 @@ def with_workspace(
         empty: makes a fake tensor of so many bytes.
 
     Raises:
-        NotImplementedError: nobody tells the bytes: another library runs the layer, or in another dtype.
+        NotImplementedError: torch does not tell the bytes of this library's layer, or of this dtype.
     """
     name = func._schema.name
     # oneDNN's layer keeps it in eval(), too.
@@ -51,7 +51,7 @@ def with_workspace(
         kernel = f"{name.removeprefix('aten::')} in {args[0].dtype}"
         raise NotImplementedError(f"torch does not tell how many bytes {kernel} keeps for backward")
     out = list(run())
-    out[_WORKSPACE] = empty(_Sizes.of(args).count_workspace())
+    out[_WORKSPACE] = empty(_Sizes.from_arguments(args).count_workspace())
     return tuple(out)
 
 
@@ -59,7 +59,7 @@ def count_recurrent_scratch(func: OpOverload, args: tuple[Any, ...]) -> int:
     """Return the bytes that oneDNN's layer, or its backward, takes while it runs; 0 for other operators."""
     if func._schema.name not in (_ONEDNN, f"{_ONEDNN}_backward"):
         return 0
-    sizes = _Sizes.of(args)
+    sizes = _Sizes.from_arguments(args)
     return sizes.count_scratch() + (0 if func._schema.name == _ONEDNN else sizes.count_transposed())
 
 
@@ -72,7 +72,7 @@ class _Sizes(NamedTuple):
     hidden: int
 
     @classmethod
-    def of(cls, args: tuple[Any, ...]) -> Self:
+    def from_arguments(cls, args: tuple[Any, ...]) -> Self:
         """Those of a call of the layer or its backward, which begin with the input, the weights, biases and a state."""
         (one, other, _), batch = args[0].shape, args[5].shape[-2]
         return cls(one * other // max(1, batch), batch, args[1].shape[1], args[2].shape[1])

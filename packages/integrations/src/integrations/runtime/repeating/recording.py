@@ -269,8 +269,7 @@ class Recording:
         waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
         hiding = [waiting.intersection(op.makes) for op in ops if op.name != CAST]
         large = {max(op.makes, key=lambda value: values[value].nbytes) for op in ops if len(op.makes) > 1}
-        last = first + len(ops) - 1
-        return sum(map(bool, hiding)) > 1 or any(values[one].until < last for one in large & waiting)
+        return sum(map(bool, hiding)) > 1 or any(values[v].until < first + len(ops) - 1 for v in large & waiting)
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
