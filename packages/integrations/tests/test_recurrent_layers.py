@@ -57,7 +57,7 @@ def test_the_workspace_on_fake_tensors_is_that_of_real_ones(sizes):
     assert aten.mkldnn_rnn_layer(*map(mode.from_tensor, tensors), *evaluated)[3].untyped_storage().nbytes() == real
     with torch.no_grad():
         assert aten.mkldnn_rnn_layer(*tensors, *rest)[3] is None
-        assert aten.mkldnn_rnn_layer(*map(mode.from_tensor, tensors), *rest)[3].untyped_storage().nbytes() == 0
+        assert aten.mkldnn_rnn_layer(*map(mode.from_tensor, tensors), *rest)[3] is None
 
 
 @ONEDNN
@@ -117,6 +117,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("memory", [1.0, "least"])
+@pytest.mark.filterwarnings("error:.*not the one that was captured:UserWarning")
 def test_steps_keep_to_the_plan_and_to_the_plain_gradients(name, memory):
     torch.manual_seed(0)
     model, x = Recurrent(LAYERS[name]()), torch.randn(16, 16, 32)

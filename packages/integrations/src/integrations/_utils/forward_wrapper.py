@@ -143,8 +143,8 @@ class ForwardWrapper(ABC):
     def _replaces_users(self) -> bool:
         """Whether the user had set a forward on the model, which copies have, too, and not only another wrapper."""
         inner: ForwardWrapper = self
-        while isinstance(inner.forward, ForwardWrapper):
-            inner = inner.forward
+        while isinstance(inner._callable, ForwardWrapper):  # not ``forward``: the model may be gone, and its copy not
+            inner = inner._callable
         return inner.replaced
 
     @property

@@ -183,6 +183,7 @@ fused_rms_norm: Callable[..., Any] = bound("torch.ops.aten._fused_rms_norm", _FE
 native_batch_norm_legit: Any = bound("torch.ops.aten._native_batch_norm_legit", _QMODULES)
 batch_norm_impl_index: Callable[..., Any] = bound("torch.ops.aten._batch_norm_impl_index", _QMODULES)
 batch_norm_impl_index_backward: Callable[..., Any] = bound("torch.ops.aten._batch_norm_impl_index_backward", _QMODULES)
+trilinear: Any = bound("torch.ops.aten._trilinear", _PLANS, None)
 adaptive_avg_pool2d: Callable[..., Any] = bound("torch.ops.aten._adaptive_avg_pool2d", _QMODULES)
 adaptive_avg_pool2d_backward: Callable[..., Any] = bound("torch.ops.aten._adaptive_avg_pool2d_backward", _QMODULES)
 

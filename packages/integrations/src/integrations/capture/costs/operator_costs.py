@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from integrations._utils.torch_internals import OpOverload
+from integrations._utils.torch_internals import OpOverload, trilinear
 from integrations.capture.costs.chunked import is_chunked_loss, scratch_of_chunks, work_of_chunks
 from integrations.capture.costs.convolution_scratch import convolution_scratch
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
@@ -290,7 +290,7 @@ def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[An
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     if is_chunked_loss(function):
         return scratch_of_chunks(args)
-    if function.overloadpacket is aten._trilinear:
+    if function.overloadpacket is trilinear:
         return _count_products(*args[:7], *args[7:] or (1,))
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
         return kernel_scratch_bytes(function, args, results)

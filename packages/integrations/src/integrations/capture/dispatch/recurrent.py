@@ -46,7 +46,7 @@ def with_workspace(
     # oneDNN's layer keeps it in eval(), too.
     keeps = name == _ONEDNN or args[[one.name for one in func._schema.arguments].index("train")]
     if not keeps or not torch.is_grad_enabled():
-        return run()
+        return run() if name != _ONEDNN else (*run()[:_WORKSPACE], None)
     if name != _ONEDNN or args[0].dtype != torch.float32:
         kernel = f"{name.removeprefix('aten::')} in {args[0].dtype}"
         raise NotImplementedError(f"torch does not tell how many bytes {kernel} keeps for backward")
