@@ -282,11 +282,20 @@ class Solution(ABC):
     def plain_peak_with(self, count: int) -> int:
         """Return the bytes of the activation peak of the model without compression, with several forwards in flight, at
         least as many as are planned for."""
-        step = SimulatedStep(self.graph.with_in_flight(count))
-        if self.chunked is None:
-            return step.peak(all_kept(self.graph))
-        more = (count - self.graph.in_flight) * step.held(all_kept(self.graph))
-        return self.chunked.accumulating_peak + more
+        if count not in self._plain_peaks:
+            step = SimulatedStep(self.graph.with_in_flight(count))
+            if self.chunked is None:
+                peak = step.peak(all_kept(self.graph))
+            else:
+                more = (count - self.graph.in_flight) * step.held(all_kept(self.graph))
+                peak = self.chunked.accumulating_peak + more
+            self._plain_peaks[count] = peak
+        return self._plain_peaks[count]
+
+    @cached_property
+    def _plain_peaks(self) -> dict[int, int]:
+        """``plain_peak_with`` by count: each forward asks where more are in flight than planned for."""
+        return {}
 
     @property
     def _entries(self) -> Entries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Signature:
             structure = f"{spec} {[None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]}"
         return cls(
             structure + _autocast(),
-            tuple(f"{tensor.dtype} {tensor.requires_grad}{' nested' * tensor.is_nested}" for tensor in tensors),
+            tuple(_describe_kind(tensor.dtype, tensor.requires_grad, tensor.is_nested) for tensor in tensors),
             tuple(map(_get_shape, tensors)),
         )
 
@@ -72,6 +72,11 @@ def _structure_of_tensors(count: int, names: tuple[str, ...]) -> str:
     """
     leaves, spec = tree_flatten(((0,) * count, dict.fromkeys(names, 0)))
     return f"{spec} {[None] * len(leaves)}"
+
+
+@cache  # each forward asks, and torch takes as long for a dtype's name as for a small operator
+def _describe_kind(dtype: torch.dtype, requires_grad: bool, is_nested: bool) -> str:
+    return f"{dtype} {requires_grad}{' nested' * is_nested}"
 
 
 def _get_shape(tensor: Tensor) -> tuple[int, ...]:
