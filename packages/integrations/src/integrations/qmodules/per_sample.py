@@ -13,9 +13,9 @@ from torch import Tensor
 # each, for the profile.
 _RANGES, _PROFILE, _ELEMENTS = 64, 64, 256
 
-# Sensitivities are scaled to at most 1. What is NaN or infinite comes before, what is 0 after all others, and among
-# themselves these get equal widths.
-_UNKNOWN, _IDLE = 1e100, 1e-100
+# What is NaN or infinite comes before, what is 0 after all others, and among themselves these get equal widths. A bit
+# gains 1e-42 of a sensitivity or more (``convex``), which is no 0 of float64 for either.
+_UNKNOWN, _IDLE = 1e250, 1e-250
 
 
 def range_energies(rows: Tensor, group_size: int, weights: Tensor | None = None) -> Tensor:
@@ -166,9 +166,7 @@ def costs_of_totals(sensitivities: Tensor, profile: Tensor, most: int = 8) -> tu
 
 def _gains(sensitivities: Tensor, profile: Tensor, most: int) -> Tensor:
     """What each further bit of each row takes off the variance, in any one unit."""
-    values = sensitivities.double()
-    largest = values.nan_to_num(0.0, posinf=0.0).amax().clamp(min=torch.finfo(torch.float64).tiny)
-    values = (values / largest).nan_to_num(_UNKNOWN, posinf=_UNKNOWN).clamp(_IDLE, _UNKNOWN)
+    values = sensitivities.double().nan_to_num(_UNKNOWN, posinf=_UNKNOWN).clamp(_IDLE, _UNKNOWN)
     return values[:, None] * (profile[: most - 1] - profile[1:most])
 
 
