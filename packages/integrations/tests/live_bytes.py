@@ -22,7 +22,8 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*error)
 
     def _settle(self):
-        """The engine sums up gradients in place, but in the sight of a mode: there the first part goes with the sum."""
+        """The engine sums up gradients in place, but in the sight of a mode: there the first part goes with the sum.
+        It never adds to a view in place, since the base refers to the same memory."""
         if self._sum is not None:
             (part, nbytes), self._sum = self._sum, None
             if part() is not None:
@@ -41,7 +42,8 @@ class LiveBytes(TorchDispatchMode):
                 self.now += nbytes
                 self._known[key] = weakref.ref(storage, lambda _, key=key: self._freed(key))
                 self._sizes[key] = nbytes
-        if func is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None:
+        sums = func is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None
+        if sums and args[0]._base is None:
             self._sum = weakref.ref(args[0].untyped_storage()), self.now
             self.peak = max(self.peak, self.now - out.untyped_storage().nbytes())
         else:

@@ -98,6 +98,7 @@ class BackwardRecorder:
 
     def finish(self) -> None:
         """Ends the recording."""
+        self._settle()
         self._watches.clear()
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +122,8 @@ class BackwardRecorder:
         self._working = True
         opened, self.opened = self.opened, None
         sums = func is torch.ops.aten.add.Tensor and func is not opened  # of DTensors, the engine sums nothing in place
-        if sums and is_plain(args[0]) and self._maker(args[0]) != _running():
+        # Nor into a view, whose base refers to the same memory, such as the transposed gradient of a linear's weight.
+        if sums and is_plain(args[0]) and args[0]._base is None and self._maker(args[0]) != _running():
             self._sum = weakref.ref(args[0].untyped_storage()), made
         return out
 

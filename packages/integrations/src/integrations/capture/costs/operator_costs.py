@@ -19,6 +19,7 @@ from torch import Tensor
 from integrations._utils.torch_internals import OpOverload, trilinear
 from integrations.capture.costs.chunked import is_chunked_loss, scratch_of_chunks, work_of_chunks
 from integrations.capture.costs.convolution_scratch import convolution_scratch
+from integrations.capture.costs.cpu_scratch import count_cpu_scratch
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.capture.dispatch.memory import count_bytes, count_elements, iter_tensors
@@ -281,9 +282,6 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
 
 
 aten = torch.ops.aten
-_SCATTERS = (aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_)
-_ADDED = (aten.index_add, aten.index_add_)
-_FEW_COLUMNS = 16  # rows of fewer are not sorted
 
 
 def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
@@ -297,22 +295,7 @@ def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[An
     packet = function.overloadpacket
     if packet in (aten.convolution, aten.convolution_backward):
         return convolution_scratch(packet is aten.convolution_backward, args, results)
-    if packet in _SCATTERS or packet in _ADDED:
-        return _sorted_rows(*args[:4])
-    return count_recurrent_scratch(function, args)
-
-
-def _sorted_rows(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> int:
-    """Bytes of adding rows to the rows that an index names, on a CPU: torch sorts the index, as pairs of int64 and with
-    a copy, and notes where each row begins and ends. It does so for rows of 16 elements or more, if all elements of a
-    row have the same index (``aten/src/ATen/native/cpu/ScatterGatherKernel.cpp``)."""
-    if dim % max(1, into.dim()) or not into.is_floating_point() or not isinstance(rows, Tensor) or not index.dim():
-        return 0
-    whole_rows = not any(step for step, size in zip(index.stride()[1:], index.shape[1:], strict=True) if size > 1)
-    count = index.shape[0]
-    if not whole_rows or into.dim() < 2 or rows.numel() < _FEW_COLUMNS * count:
-        return 0
-    return 8 * (4 * count + 2 * into.shape[0])
+    return count_recurrent_scratch(function, args) + count_cpu_scratch(function, args)
 
 
 def _count_products(
