@@ -115,6 +115,7 @@ LONG = {
         "integrations/tests/test_threads.py",
         "integrations/tests/test_call_follower.py",
         "integrations/tests/test_errors_in_training.py",
+        "integrations/tests/test_fewbit_codebook.py",
         "integrations/tests/test_first_steps_peaks.py",
         "integrations/tests/test_plan_placed.py",
         "integrations/tests/test_pickled_at_any_moment.py",
@@ -126,6 +127,7 @@ LONG = {
     "inductor": (
         "Compare gradients under inductor with eager ones, for 24 models, in four ways, and every view: two hours",
         "integrations/tests/test_inductor*.py",
+        "integrations/tests/test_compiled_timm.py",
         "integrations/tests/test_joint*.py",
         "integrations/tests/test_fus*.py",
         "integrations/tests/test_scheduling.py",

@@ -1,8 +1,8 @@
 """Trains compressed models before and after ``torch._dynamo`` is imported, which takes processes of their own.
 
-With ``early`` as its first argument it imports ``torch._dynamo`` first. The others name ways to begin with
-``torch.compile``. Each way runs in a fork of this process, which has imported torch and run nothing. Prints one JSON
-object: which of ``HEAVY`` were imported with ``integrations``; by way, whether ``torch._dynamo`` was there before it;
+Each way to begin with ``torch.compile`` runs twice, in forks of this process, which has imported torch and run
+nothing: as it is, and after this process has imported the compiler. Prints one JSON object: which of ``HEAVY`` were
+imported with ``integrations``; and for ``late`` and ``early``, by way, whether ``torch._dynamo`` was there before it,
 and the loss and gradients of each of its steps.
 """
 
@@ -104,7 +104,7 @@ def forked(way):
 
 
 if __name__ == "__main__":
-    when, *names = sys.argv[1:]
-    if when == "early":
-        import torch._dynamo
-    print(json.dumps({"imported": IMPORTED, **{name: forked(name) for name in names}}))
+    late = {way: forked(way) for way in WAYS}
+    # Compiles once, without a gradient, so that the forks need not each import what dynamo imports on that occasion.
+    torch.compile(lambda x: x * 2, backend="aot_eager")(X)
+    print(json.dumps({"imported": IMPORTED, "late": late, "early": {way: forked(way) for way in WAYS}}))

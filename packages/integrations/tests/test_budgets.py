@@ -228,6 +228,7 @@ def test_auto_on_a_device_of_which_nothing_is_known():
 # ---- whether it fits ----
 
 
+@pytest.mark.usefixtures("captured_once")
 def test_fit_understands_the_same_forms(monkeypatch, tmp_path):
     machine(monkeypatch, tmp_path, available=64 * MIB)
     options = {"ways": ["plain"], "tokens": 32, "grow": False, "device": "cpu"}

@@ -317,7 +317,9 @@ TAKEN = {
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_scratch_of_a_convolution_is_foretold(name):
     """Plans of ResNet-50 in channels last took a third more than was planned: copies of weights and their gradients."""
-    for call, taken in zip(CONVOLUTIONS[name](), TAKEN[name], strict=True):
+    with FakeTensorMode():  # the work depends on shapes and strides alone
+        calls = CONVOLUTIONS[name]()
+    for call, taken in zip(calls, TAKEN[name], strict=True):
         # 512 KiB: of pages that each CPU counts by itself, before and after; 5 %: what kernels have besides the copies.
         assert abs(call.work.scratch - taken * 1024) <= 512 * 1024 + 0.05 * taken * 1024
 

@@ -12,7 +12,7 @@ from integrations.runtime.compiled import direct_calls
 
 from .regions import X
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "quick_kernels")
 
 
 def net():

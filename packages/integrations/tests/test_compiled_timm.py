@@ -1,4 +1,7 @@
-"""Compiled models as timm makes them, small: where a saved tensor goes on to others, torch.compile raised."""
+"""Compiled models as timm makes them, small: where a saved tensor goes on to others, torch.compile raised.
+
+With ``ACTCORE_LONG=1`` XCiT, too, whose attention is one of the nets of ``test_compiled_graphs.py``.
+"""
 
 import copy
 from functools import partial
@@ -10,6 +13,7 @@ from torch import nn
 import integrations
 
 from .libraries import library_or_skip
+from .long_form import LONG
 from .nets import gradients, normal
 from .regions import compiled, trained
 
@@ -42,7 +46,7 @@ def mobile():
     return model
 
 
-@pytest.mark.parametrize("make", [cross_covariance, mobile])
+@pytest.mark.parametrize("make", [cross_covariance, mobile] if LONG else [mobile])
 def test_the_error_is_that_of_eager(make):
     """One draw of the whole gradient's error against the largest of four of eager code's. A square of one lies within
     a half of its mean, as in test_compiled_graphs, so it is at most 1.5 / 0.5 times another one: 1.7 by its root."""

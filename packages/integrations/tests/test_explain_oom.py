@@ -13,6 +13,8 @@ from integrations.report.words import format_bytes
 from .libraries import library_or_skip
 from .nets import mlp, normal
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 FAR_TOO_MUCH = 1 << 50  # bytes
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -76,13 +76,13 @@ def test_regenerate_names_its_files(capsys, tmp_path, monkeypatch):
     assert StepTable(*map(tuple, json.loads(Path(told.strip()).read_text())["uniform"]["steps"][0])) == table("selu", 1)
 
 
-def test_version_and_help(capsys):
+def test_version_and_help(capsys, monkeypatch):
     assert run(capsys, "version")[:2] == (0, "0.1.0\n")
     assert "quantize" in run(capsys, "help")[1]
-    printed = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "integrations.fewbit", "version"], capture_output=True, text=True
-    )
-    assert (printed.returncode, printed.stdout) == (0, "0.1.0\n")
+    monkeypatch.setattr(sys, "argv", ["fewbit", "version"])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_module("integrations.fewbit", run_name="__main__")
+    assert (exited.value.code, capsys.readouterr().out) == (0, "0.1.0\n")
 
 
 REFUSED = [

@@ -14,6 +14,7 @@ from integrations.policies.codebooks.catalogue import FUNCTIONS
 from integrations.policies.codebooks.representatives import saves_one
 from integrations.policies.codebooks.shipped import SMOOTH, WIDTHS
 
+from .long_form import some_of
 from .nets import normal
 
 BY_INPUT = ("celu", "elu", "gelu", "gelu_tanh", "hardswish", "mish", "selu", "silu", "softplus")
@@ -54,8 +55,7 @@ def test_the_rule_finds_the_functions_whose_backward_reads_one_tensor():
     assert saves_one("relu") == saves_one("nothing of the kind") == ""
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", BY_INPUT + BY_RESULT)
+@pytest.mark.parametrize(("name", "dtype"), some_of(BY_INPUT + BY_RESULT, DTYPES), ids=str)
 def test_every_level_is_a_slope_of_torchs_own_backward(name, dtype):
     defaults = tuple(FUNCTIONS[name].defaults.values())
     for weight in ("uniform", "normal"):

