@@ -145,8 +145,9 @@ def compress_model(
             would exceed a budget in bytes or a fraction, in later steps, too. Each thread that runs the model has a
             budget of its own.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError`` with the reasons; likewise an
-            optimizer's step before any forward was compressed. By default, both warn once. Once a forward was stored
-            in fewer bytes, a forward with less than half of its input elements and saved bytes is not judged.
+            optimizer's step before any forward was compressed. By default, both warn once. A short last batch does
+            neither: after a forward that was stored in fewer bytes, those of less than half its size may be stored as
+            they are.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``, ``recompute``, ``keep``; see ``Level``.
