@@ -81,6 +81,17 @@ def test_a_log_file_gets_one_plain_line(at_once):
     assert re.fullmatch(f"Planning Net(: searching)?, 0 s {off}", stream.getvalue())
 
 
+def test_a_log_file_gets_another_line_each_minute(at_once, monkeypatch):
+    assert lines._AGAIN == 60
+    monkeypatch.setattr(lines, "_AGAIN", 0.001)
+    with redirect_stderr(io.StringIO()) as stream, progress("Planning Net") as told:
+        wait_for(stream.getvalue)
+        told("searching")
+        wait_for(lambda: "Planning Net: searching, 0 s so far\n" in stream.getvalue())
+    assert threads() == []
+    assert stream.getvalue().count("INTEGRATIONS_PROGRESS=0") == 1
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_terminal_shows_a_line_that_goes_away(at_once, terminal, raises):
     expected = pytest.raises(KeyboardInterrupt) if raises else nullcontext()

@@ -1,7 +1,7 @@
 """``progress``: a line on stderr that says what takes longer than three seconds; ``stage``: what it is doing.
 
-A terminal or notebook shows one transient line with the seconds so far. Elsewhere, as in a log file, one plain line is
-printed. ``INTEGRATIONS_PROGRESS=0`` in the environment turns both off.
+A terminal or notebook shows one transient line with the seconds so far. Elsewhere, as in a log file, a plain line is
+printed, and another each minute. ``INTEGRATIONS_PROGRESS=0`` in the environment turns both off.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ AFTER = 3.0
 """Seconds until the line is shown."""
 
 _EVERY = 0.5  # seconds between two updates of a transient line
+_AGAIN = 60.0  # seconds between two plain lines
 _SWITCH = "INTEGRATIONS_PROGRESS"
 
 _here = threading.local()
@@ -76,8 +77,14 @@ class _Line(threading.Thread):
                 self._draw()
             finally:
                 _drawing.release()
-        elif (work := self._work()) is not None:
-            print(f"{work} so far ({_SWITCH}=0 turns this line off)", file=sys.stderr, flush=True)
+            return
+        off = f" ({_SWITCH}=0 turns this line off)"
+        while (work := self._work()) is not None:
+            print(f"{work} so far{off}", file=sys.stderr, flush=True)
+            off = ""
+            del work  # the block alone keeps it alive
+            if self._ended.wait(_AGAIN):
+                return
 
     def _draw(self) -> None:
         from rich.console import Console
