@@ -82,7 +82,7 @@ def _images():
 
 NETS = {
     "mlp": (mlp, lambda: (normal(64, WIDTH),)),
-    "block": (lambda: nn.Sequential(*(Block() for _ in range(3))), _sequence),
+    "block": (lambda: nn.Sequential(*(Block() for _ in range(4))), _sequence),
     "convolutions": (convolutions, _images),
     "in place": (lambda: convolutions(inplace=True), _images),
     "dropout": (lambda: nn.Sequential(*(Block(dropout=0.2) for _ in range(2))), _sequence),
