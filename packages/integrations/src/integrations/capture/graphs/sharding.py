@@ -52,8 +52,6 @@ def find_noise_rank(model: nn.Module) -> int:
     of norms, and no collective would make these the same again. Call it where the model's forward begins: in a unit of
     ``fully_shard`` around the model, parameters are whole then.
     """
-    if not distributed():
-        return 0
     rank = current_rank()
     # Along each dimension, ranks have a regular distance.
     firsts = [rank - sum(rank - ranks[0] for ranks in dimensions) for dimensions in _find_parallel(model)]
