@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor.experimental._context_parallel._attention as context
 import torch.nn.functional as F
-from machine_rates import recorded
 from nets import profiled_bytes
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -30,9 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 import integrations
-from integrations.capture.costs import calibrating
-
-calibrating._measured = recorded  # whether a plan rounds must not depend on how busy this machine is
 
 WIDTH, WORDS, HEADS, LENGTH, BATCH = 64, 128, 4, 64, 8
 BLOCKS = 6  # of models with plans: a budget is for a few of them
@@ -187,10 +183,10 @@ def compare(way, mesh, level, **options):
 
 
 def measure(model, way, mesh):
-    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of eight."""
+    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of five."""
     global _measures
     peaks, _measures = [], True
-    for _ in range(8):
+    for _ in range(5):
         model.zero_grad()
         dist.barrier()
         peaks.append(profiled_bytes(lambda: step(model, way, mesh))[0])
