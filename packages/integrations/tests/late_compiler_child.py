@@ -1,9 +1,9 @@
 """Trains compressed models before and after ``torch._dynamo`` is imported, which takes processes of their own.
 
-Each way to begin with ``torch.compile`` runs twice, in forks of this process, which has imported torch and run
-nothing: as it is, and after this process has imported the compiler. Prints one JSON object: which of ``HEAVY`` were
-imported with ``integrations``; and for ``late`` and ``early``, by way, whether ``torch._dynamo`` was there before it,
-and the loss and gradients of each of its steps.
+This process imports torch and forks once for each way to begin with ``torch.compile``: the results ``late``. Then it
+imports the compiler and forks for each way again: the results ``early``. It prints one JSON object. ``imported`` lists
+those of ``HEAVY`` that ``integrations`` has imported. ``late`` and ``early`` have for each way whether
+``torch._dynamo`` was imported before it began, and the loss and gradients of each of its steps.
 """
 
 import json

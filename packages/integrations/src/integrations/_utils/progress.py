@@ -79,7 +79,7 @@ class _Line(threading.Thread):
                 _drawing.release()
             return
         off = f" ({_SWITCH}=0 turns this line off)"
-        while (work := self._work()) is not None:
+        while sys.stderr is not None and (work := self._work()) is not None:
             print(f"{work} so far{off}", file=sys.stderr, flush=True)
             off = ""
             del work  # the block alone keeps it alive
