@@ -272,6 +272,12 @@ class Solution(ABC):
         return SimulatedStep(self.followed, self.candidates_for(self.choice)).held(self._entries)
 
     @cached_property
+    def spare(self) -> tuple[int, ...]:
+        """For each operator of the forward, the bytes that the peak leaves free while it runs."""
+        usage = SimulatedStep(self.followed, self.candidates_for(self.choice)).usage(self._entries)
+        return tuple(usage.peak - nbytes for nbytes in usage.nbytes[: len(self.followed.ops)])
+
+    @cached_property
     def peak_alone(self) -> int:
         """Bytes of the activation peak of one forward and its backward, without other forwards in flight. The backward
         may find gradients, as it does if it is not the first of those in flight."""

@@ -216,7 +216,7 @@ class PlanExecutor:
         recorded = schedule.needs_tape and not (schedule.any_sizes or schedule.communicates or cut)
         compiled = has_compiled_parts(all_modules(self._model)[1:])
         if recorded and session.replays and session.specs.may_trace and not compiled:
-            session.tracker.follower = tape.recording = Recording(tape)
+            session.tracker.follower = tape.recording = Recording(tape, self.plan.spare)
         try:
             with self._under(tape, session, cut):
                 here.following = True

@@ -13,7 +13,6 @@ from torch import Tensor
 from integrations._utils.torch_internals import OpOverload, get_sequence_nr, len_torch_dispatch_stack
 from integrations.capture.dispatch.memory import Geometry, get_key, iter_tensors
 from integrations.capture.dispatch.operators import Traits, get_generator
-from integrations.capture.graphs.schedule import Planned
 from integrations.runtime.repeating.call_trace import (
     HIDDEN,
     Advance,
@@ -74,6 +73,7 @@ class _Frame:
     owned: set[int] = field(default_factory=set)  # casts that autocast owns
     nested: bool = False
     decides: bool = False  # by an element of a tensor
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # that depend on elements, by value
     operators: list[str] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
@@ -87,13 +87,14 @@ class Recording:
 
     Args:
         tape: the tape.
+        spare: for each operator of the plan, the bytes that the plan's peak leaves free while it runs.
 
     Attributes:
         obstacle: why forwards cannot be followed by their calls, in words; empty while they can.
     """
 
-    def __init__(self, tape: Following) -> None:
-        self._tape = tape
+    def __init__(self, tape: Following, spare: Sequence[int]) -> None:
+        self._tape, self._spare = tape, spare
         self.obstacle = ""
         self._calls: list[FollowedCall | None] = []
         self._frames: list[_Frame] = []
@@ -151,9 +152,12 @@ class Recording:
         results = self._results(outputs, made - {value for _, value in changed})
         if results is None:
             return None
+        returned = {result.value: result.shape for result in results if result.new}
+        if any(returned.get(value) != shape for value, shape in frame.shapes.items()):
+            return self._stop(f"the shape of something that {call.name} does not return depends on elements")
         # What the functions return that it calls is seen.
-        if not frame.nested and self._hides_for_longer(ops, frame.ops, made - {result.value for result in results}):
-            return self._stop("a function makes tensors that it does not return, and that are recomputed")
+        if not frame.nested and self._hides_too_much(frame.ops, made - {result.value for result in results}):
+            return self._stop(f"{call.name} makes tensors that it does not return, and there is no memory to hold them")
         repeated = self._repeated(call, frame, outputs) if frame.advances or frame.asked else None
         self._calls[frame.place] = FollowedCall(
             call.function,
@@ -212,8 +216,7 @@ class Recording:
             return None
         frame = self._frames[-1]
         if call.shapes is not None:
-            self._stop("shapes depend on values")
-            return None
+            frame.shapes.update((value, call.shapes[place]) for value, place in call.makes)
         _, calls, _ = self._segments.setdefault(key, (segment, [], 0))
         stands: dict[int, Outer] = {}
         for place, given, of in zip(call.takes, takes.given, takes.of, strict=True):
@@ -262,14 +265,16 @@ class Recording:
         self.obstacle = self.obstacle or obstacle
         self.close()
 
-    def _hides_for_longer(self, ops: Sequence[Planned], first: int, unseen: frozenset[int]) -> bool:
-        """Whether a function makes, but does not return, several tensors that backward recomputes, or one larger than
-        its operator's other results. A follower holds them until it returns. Casts of arguments live as long."""
+    def _hides_too_much(self, first: int, unseen: frozenset[int]) -> bool:
+        """Whether a function makes, but does not return, more that backward recomputes than the plan's peak has room
+        for: a follower holds it until the function returns."""
         becomes, values = self._tape.schedule.becomes, self._tape.schedule.graph.values
-        waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
-        hiding = [waiting.intersection(op.makes) for op in ops if op.name != CAST]
-        large = {max(op.makes, key=lambda value: values[value].nbytes) for op in ops if len(op.makes) > 1}
-        return sum(map(bool, hiding)) > 1 or any(values[v].until < first + len(ops) - 1 for v in large & waiting)
+        longer = [0] * (self._tape.next - first)  # the bytes that are held at each operator and were gone with a tape
+        for value in unseen:
+            if self._waits(value) and becomes.get(value) not in unseen:
+                for place in range(max(values[value].until + 1 - first, 0), len(longer)):
+                    longer[place] += values[value].nbytes
+        return any(more > free for more, free in zip(longer, self._spare[first:], strict=False))
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
