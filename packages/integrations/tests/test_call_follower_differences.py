@@ -20,7 +20,7 @@ from integrations.capture.capture import capture
 from integrations.runtime.repeating.call_follower import CallFollower
 from integrations.runtime.repeating.recording import Recording
 
-from .followed_forwards import Log, chosen, log_forwards, outcome, same
+from .followed_forwards import Log, log_forwards, outcome, same
 from .nets import Net, normal
 from .recompute_run import run
 
@@ -269,58 +269,6 @@ def test_vmap_in_the_forward(followed: Log) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert same(outcome(forward, model, args, {})[0], outcome(twin, twin, args, {})[0])
-
-
-def select(model: Any, x: Tensor) -> Tensor:
-    """As many rows as ``x`` has positive sums."""
-    y = torch.tanh(x @ model.weight)
-    rows = y[x.sum(1) > 0]
-    return ((rows.sin() * rows) @ model.weight).exp().sum()
-
-
-def select_places(model: Any, x: Tensor) -> Tensor:
-    """The same by places, which are views of what the operator makes."""
-    y = torch.tanh(x @ model.weight)
-    (places,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
-    return (y.index_select(0, places).sin() @ model.weight).exp().sum()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("forward_of", [select, select_places])
-def test_shapes_that_depend_on_elements(forward_of: Any, share: float, followed: Log) -> None:
-    """As long as they stay the same, a forward is followed by its calls, as that of a graph network whose edges do not
-    change. With others it is not the planned one. A function that returns only views of them has a tape."""
-    model = Net(forward_of, weight=normal(8, 8)).train()
-    x, more = normal(16, 8, seed=2), normal(16, 8, seed=3)
-    more[:12] = more[:12].abs()
-    twin = copy.deepcopy(model)
-    graph = capture(model, (x,), {})
-    forward = run(model, graph, chosen(graph, share)[0])
-    for given in (x, x, x, more, x, x):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            found, _ = outcome(forward, model, (given,), {})
-        assert same(found, outcome(twin, twin, (given,), {})[0])
-        assert any("not the one that was captured" in str(one.message) for one in told) == (given is more)
-    calls = ["tape", "calls", "calls", "calls", "tape", "calls"]
-    assert followed == (calls if forward_of is select else ["tape"] * 6)
-
-
-def test_a_loss_whose_parts_nobody_sees(followed: Log) -> None:
-    """Cross-entropy does not return what its two operators make for backward. They are there until it returns anyway,
-    so a follower may hold them."""
-
-    def forward_of(model: Any, x: Tensor) -> Tensor:
-        return F.cross_entropy(torch.tanh(x @ model.weight) @ model.weight, torch.arange(8))
-
-    model = Net(forward_of, weight=normal(8, 8)).train()
-    args = (normal(8, 8, seed=2),)
-    twin = copy.deepcopy(model)
-    forward = run(model, capture(model, args, {}), ())
-    steps = [outcome(forward, model, args, {}) for _ in range(3)]
-    plain = outcome(twin, twin, args, {})[0]
-    assert followed == ["tape", "calls", "calls"]
-    assert all(same(found, plain) and peak <= steps[0][1] for found, peak in steps)
 
 
 @pytest.mark.usefixtures("followed")

@@ -273,9 +273,13 @@ class Solution(ABC):
 
     @cached_property
     def spare(self) -> tuple[int, ...]:
-        """For each operator of the forward, the bytes that the peak leaves free while it runs."""
-        usage = SimulatedStep(self.followed, self.candidates_for(self.choice)).usage(self._entries)
-        return tuple(usage.peak - nbytes for nbytes in usage.nbytes[: len(self.followed.ops)])
+        """For each operator of the forward, the bytes that the peak leaves free while it runs; none where the plan has
+        a store of unknown size."""
+        candidates, ops = self.candidates_for(self.choice), len(self.followed.ops)
+        if any(store not in (one.store for one in candidates.options[value]) for value, store in self.choice.stores):
+            return (0,) * ops
+        usage = SimulatedStep(self.followed, candidates).usage(self._entries)
+        return tuple(usage.peak - nbytes for nbytes in usage.nbytes[:ops])
 
     @cached_property
     def peak_alone(self) -> int:

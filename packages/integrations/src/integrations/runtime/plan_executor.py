@@ -216,7 +216,7 @@ class PlanExecutor:
         recorded = schedule.needs_tape and not (schedule.any_sizes or schedule.communicates or cut)
         compiled = has_compiled_parts(all_modules(self._model)[1:])
         if recorded and session.replays and session.specs.may_trace and not compiled:
-            session.tracker.follower = tape.recording = Recording(tape, self.plan.spare)
+            session.tracker.follower = tape.recording = Recording(tape, lambda: self.plan.spare)
         try:
             with self._under(tape, session, cut):
                 here.following = True
@@ -286,9 +286,7 @@ class PlanExecutor:
                 assert isinstance(plan_decisions, Numbered)
                 specs.placed = saved if plan_decisions.placed else None
                 alone = session.checkpoints is None or not session.checkpoints.entered
-                specs.trace = (
-                    trace if trace and plan_decisions.traceable and alone and specs.saves(trace.hidden) else None
-                )
+                specs.trace = trace if trace and alone and specs.saves(trace.hidden) else None
                 specs.untraced += recording is not None and specs.trace is None
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):

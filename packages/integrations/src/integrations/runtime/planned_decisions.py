@@ -118,7 +118,6 @@ class Numbered(_PlanDecisions):
         values: the plan's values, by the addresses of their storages.
         placeholder, meet: see ``PlanDecisions``.
         placed: whether each tensor that was asked for had a site.
-        traceable: whether each that autograd saves had one.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Numbered(_PlanDecisions):
         self.following, self._rounds = following, rounds
         self.values, self.placeholder = following.values, following.handle
         self.meet = following.meet if isinstance(following, CallFollower) else None
-        self.placed = self.traceable = True
+        self.placed = True
 
     def recomputes(self, tensor: Tensor) -> bool:
         """Return whether backward recomputes the tensor."""
@@ -138,10 +137,12 @@ class Numbered(_PlanDecisions):
 
     def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
         """What becomes of a tensor."""
+        value = self.following.value_of(tensor)
         if site is None:
             self.placed = False
-            self.traceable = self.traceable and isinstance(self._session.tracker.call, Boundary)
-        return self._of(self.following.value_of(tensor))
+            if not isinstance(self._session.tracker.call, Boundary):
+                value = self.following.meet_unplaced(tensor, value)
+        return self._of(value)
 
     def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
         """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read

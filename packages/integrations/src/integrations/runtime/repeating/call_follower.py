@@ -29,6 +29,7 @@ from integrations.runtime.repeating.call_trace import (
     RepeatedFunction,
     SegmentKey,
     Take,
+    Unplaced,
     find_sharing,
     get_autocast,
     has_memory,
@@ -36,6 +37,7 @@ from integrations.runtime.repeating.call_trace import (
     make_pattern,
 )
 from integrations.runtime.repeating.calls import (
+    UNPLANNED,
     Draw,
     Elsewhere,
     Exactly,
@@ -50,6 +52,7 @@ from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Segment
 from integrations.runtime.repeating.thread_state import drawing
 from integrations.tracing.call import Call
+from integrations.tracing.tracker import waits
 
 
 class CallFollower(Following, FollowedCalls):
@@ -89,6 +92,8 @@ class CallFollower(Following, FollowedCalls):
         self._pending: list[tuple[weakref.ref[Handle], Tensor]] = []
         # Tensors that segments need and that the running call has made without returning them, by value.
         self._hidden: dict[int, Tensor] = {}
+        self._unplaced: Iterator[Unplaced] = iter(())  # of the call that has last saved one
+        self._saves: FollowedCall | None = None
         kept = self.keeping.known if isinstance(keeping, Exactly) else {}
         FollowedCalls.__init__(
             *(self, trace.calls, self.values, trace.recomputed, self._segments, self._pending, self._hidden),
@@ -224,13 +229,33 @@ class CallFollower(Following, FollowedCalls):
             if value in running.made and get_key(tensor) not in self.values:
                 self.memory.add(tensor, value)
 
+    def meet_unplaced(self, tensor: Tensor, value: int) -> int:
+        """Gives a saved tensor without a site its value, if the running call has saved the same in the other
+        forward."""
+        running = self.running()
+        if running is None:
+            return value
+        if running is not self._saves:
+            self._saves, self._unplaced = running, iter(running.unplaced)
+        expected = next(self._unplaced, None)
+        if expected is None or (tensor.shape, tensor.dtype) != expected[1:] or value not in (UNPLANNED, expected.value):
+            self.leave("a function that has saved other tensors")
+            return UNPLANNED
+        if value == UNPLANNED:
+            self.memory.add(tensor, expected.value)
+        return expected.value
+
     def returns(self, expected: FollowedCall, outputs: list[Tensor]) -> bool:
         """Whether these are the expected results, where C cannot tell. Gives those their values that have new
         memory."""
         if len(outputs) != len(expected.results):
             return False
-        for output, (value, new, shape, dtype) in zip(outputs, expected.results, strict=True):
-            if not has_memory(output) or output.shape != shape or output.dtype is not dtype:
+        for output, (value, new, shape, dtype, waiting) in zip(outputs, expected.results, strict=True):
+            if output.shape != shape or output.dtype is not dtype or waits(output) != waiting:
+                return False
+            if waiting:
+                continue
+            if not has_memory(output):
                 return False
             there = self.memory.value_in(output)
             if there is None and new:

@@ -51,10 +51,21 @@ class Result(NamedTuple):
     Attributes:
         value: the value in its memory; ``None`` for none.
         new: whether the function has made that memory.
+        waits: whether it has no memory before somebody asks for it, as the logits of a loss in chunks. Its value is
+            ``UNPLANNED``.
     """
 
     value: int | None
     new: bool
+    shape: torch.Size
+    dtype: torch.dtype
+    waits: bool = False
+
+
+class Unplaced(NamedTuple):
+    """A tensor without a site that autograd saves."""
+
+    value: int
     shape: torch.Size
     dtype: torch.dtype
 
@@ -154,6 +165,7 @@ class FollowedCall:
         random: whether it draws.
         changed: the places of tensors that it is given and writes to, with the values that these become.
         results: the tensors that it returns.
+        unplaced: the tensors without a site that autograd saves for it, in order.
         repeated: more, if some of its operators are recomputed.
     """
 
@@ -166,6 +178,7 @@ class FollowedCall:
     random: bool
     changed: tuple[tuple[int, int], ...]
     results: tuple[Result, ...]
+    unplaced: tuple[Unplaced, ...]
     repeated: RepeatedFunction | None
 
 

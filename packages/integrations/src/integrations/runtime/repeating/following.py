@@ -84,6 +84,15 @@ class Following:
     def meet_made(self, tensors: Sequence[Tensor]) -> None:
         """Is told what the call that is running has made, before it asks how that is recomputed."""
 
+    def meet_unplaced(self, tensor: Tensor, value: int) -> int:
+        """Is told of a tensor that autograd saves and that has no site, such as a part of what a function stores by
+        itself. Returns its value.
+
+        Args:
+            tensor, value: the tensor, and its value as far as that is known.
+        """
+        return value
+
     def value_of(self, tensor: Tensor) -> int:
         """The value in whose memory a tensor lies; ``UNPLANNED`` for none."""
         value = self.memory.value_in(tensor) if is_plain(tensor) else None

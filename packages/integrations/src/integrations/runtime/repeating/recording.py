@@ -24,6 +24,7 @@ from integrations.runtime.repeating.call_trace import (
     Result,
     SegmentKey,
     Take,
+    Unplaced,
     find_sharing,
     get_autocast,
     get_node_type,
@@ -47,6 +48,7 @@ from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Segment
 from integrations.tracing.call import Call
 from integrations.tracing.owners import CAST as CAST_OF_WEIGHT
+from integrations.tracing.tracker import waits
 
 CAST = "aten._to_copy.default"
 """The operator of a cast, by its name."""
@@ -80,6 +82,7 @@ class _Frame:
     takes: list[Take] = field(default_factory=list)
     advances: list[Advance] = field(default_factory=list)
     asked: tuple[int, ...] = ()
+    unplaced: list[Unplaced] = field(default_factory=list)
 
 
 class Recording:
@@ -87,13 +90,13 @@ class Recording:
 
     Args:
         tape: the tape.
-        spare: for each operator of the plan, the bytes that the plan's peak leaves free while it runs.
+        spare: returns for each operator of the plan the bytes that the plan's peak leaves free while it runs.
 
     Attributes:
         obstacle: why forwards cannot be followed by their calls, in words; empty while they can.
     """
 
-    def __init__(self, tape: Following, spare: Sequence[int]) -> None:
+    def __init__(self, tape: Following, spare: Callable[[], Sequence[int]]) -> None:
         self._tape, self._spare = tape, spare
         self.obstacle = ""
         self._calls: list[FollowedCall | None] = []
@@ -156,7 +159,7 @@ class Recording:
         if any(returned.get(value) != shape for value, shape in frame.shapes.items()):
             return self._stop(f"the shape of something that {call.name} does not return depends on elements")
         # What the functions return that it calls is seen.
-        if not frame.nested and self._hides_too_much(frame.ops, made - {result.value for result in results}):
+        if not frame.nested and self._hides_too_much(frame, made - {result.value for result in results}):
             return self._stop(f"{call.name} makes tensors that it does not return, and there is no memory to hold them")
         repeated = self._repeated(call, frame, outputs) if frame.advances or frame.asked else None
         self._calls[frame.place] = FollowedCall(
@@ -169,6 +172,7 @@ class Recording:
             frame.draws > 0,
             tuple(changed),
             results,
+            tuple(frame.unplaced),
             repeated,
         )
 
@@ -206,6 +210,14 @@ class Recording:
         """The call that is running asks how these tensors are recomputed, which it has made."""
         if self._frames:
             self._frames[-1].asked = tuple(map(self._tape.value_of, tensors))
+
+    def note_unplaced(self, tensor: Tensor, value: int) -> None:
+        """Autograd saves a tensor that has no site."""
+        if self.obstacle:
+            return
+        if not self._frames or value == UNPLANNED or self._tape.schedule.is_recomputed(value):
+            return self._stop("a tensor without a site is saved")
+        self._frames[-1].unplaced.append(Unplaced(value, tensor.shape, tensor.dtype))
 
     def note_repeated(self, key: SegmentKey, segment: Segment, call: RepeatedCall, takes: Takes) -> None:
         """An operator has run that a segment repeats."""
@@ -265,16 +277,21 @@ class Recording:
         self.obstacle = self.obstacle or obstacle
         self.close()
 
-    def _hides_too_much(self, first: int, unseen: frozenset[int]) -> bool:
+    def _hides_too_much(self, frame: _Frame, unseen: frozenset[int]) -> bool:
         """Whether a function makes, but does not return, more that backward recomputes than the plan's peak has room
-        for: a follower holds it until the function returns."""
+        for: a follower holds it until the function returns. Nor does a follower tell several such tensors apart from
+        others that the function keeps inside for a segment."""
         becomes, values = self._tape.schedule.becomes, self._tape.schedule.graph.values
-        longer = [0] * (self._tape.next - first)  # the bytes that are held at each operator and were gone with a tape
-        for value in unseen:
-            if self._waits(value) and becomes.get(value) not in unseen:
-                for place in range(max(values[value].until + 1 - first, 0), len(longer)):
-                    longer[place] += values[value].nbytes
-        return any(more > free for more, free in zip(longer, self._spare[first:], strict=False))
+        waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
+        making = [op for op in self._tape.ops[frame.ops : self._tape.next] if not waiting.isdisjoint(op.makes)]
+        several = sum(op.name != CAST for op in making) > 1
+        if several and any(take.argument is HIDDEN and take.kind is not Kind.DRAW for take in frame.takes):
+            return True
+        longer = [0] * (self._tape.next - frame.ops)  # the bytes held at each operator that would be gone with a tape
+        for value in waiting:
+            for place in range(max(values[value].until + 1 - frame.ops, 0), len(longer)):
+                longer[place] += values[value].nbytes
+        return any(longer) and any(more > free for more, free in zip(longer, self._spare()[frame.ops :], strict=False))
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
@@ -285,6 +302,9 @@ class Recording:
         """The tensors that a function has returned."""
         results, taken = [], set(self._tape.schedule.becomes.values())
         for output in outputs:
+            if waits(output):
+                results.append(Result(UNPLANNED, False, output.shape, output.dtype, waits=True))
+                continue
             if not has_memory(output):
                 self._stop(f"a {type(output).__name__} is returned")
                 return None

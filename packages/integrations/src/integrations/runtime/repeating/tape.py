@@ -151,6 +151,12 @@ class Tape(Following, TorchDispatchMode):
         if self.recording is not None:
             self.recording.note_asked(tensors)
 
+    def meet_unplaced(self, tensor: Tensor, value: int) -> int:
+        """Notes the value of a saved tensor that has no site."""
+        if self.recording is not None:
+            self.recording.note_unplaced(tensor, value)
+        return value
+
     def _segment_of(self, value: int, inner: bool) -> Segment | None:
         return (self._inner if inner else self._outer).segment_of.get(value)
 

@@ -1,0 +1,141 @@
+"""``CallFollower``: functions whose results alone do not tell what they have made."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import integrations
+from integrations.capture.capture import capture
+from integrations.runtime.repeating.call_follower import CallFollower
+
+from .decoder import IDS, llama
+from .followed_forwards import Log, chosen, log_forwards, outcome, same
+from .nets import Net, normal
+from .recompute_run import run
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Log:
+    return log_forwards(monkeypatch)
+
+
+def select(model: Any, x: Tensor) -> Tensor:
+    """As many rows as ``x`` has positive sums."""
+    y = torch.tanh(x @ model.weight)
+    rows = y[x.sum(1) > 0]
+    return ((rows.sin() * rows) @ model.weight).exp().sum()
+
+
+def select_places(model: Any, x: Tensor) -> Tensor:
+    """The same by places, which are views of what the operator makes."""
+    y = torch.tanh(x @ model.weight)
+    (places,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
+    return (y.index_select(0, places).sin() @ model.weight).exp().sum()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("forward_of", [select, select_places])
+def test_shapes_that_depend_on_elements(forward_of: Any, share: float, followed: Log) -> None:
+    """As long as they stay the same, a forward is followed by its calls, as that of a graph network whose edges do not
+    change. With others it is not the planned one. A function that returns only views of them has a tape."""
+    model = Net(forward_of, weight=normal(8, 8)).train()
+    x, more = normal(16, 8, seed=2), normal(16, 8, seed=3)
+    more[:12] = more[:12].abs()
+    twin = copy.deepcopy(model)
+    graph = capture(model, (x,), {})
+    forward = run(model, graph, chosen(graph, share)[0])
+    for given in (x, x, x, more, x, x):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found, _ = outcome(forward, model, (given,), {})
+        assert same(found, outcome(twin, twin, (given,), {})[0])
+        assert any("not the one that was captured" in str(one.message) for one in told) == (given is more)
+    calls = ["tape", "calls", "calls", "calls", "tape", "calls"]
+    assert followed == (calls if forward_of is select else ["tape"] * 6)
+
+
+def test_a_loss_whose_parts_nobody_sees(followed: Log) -> None:
+    """Cross-entropy does not return what its two operators make for backward. They are there until it returns anyway,
+    so a follower may hold them."""
+
+    def forward_of(model: Any, x: Tensor) -> Tensor:
+        return F.cross_entropy(torch.tanh(x @ model.weight) @ model.weight, torch.arange(8))
+
+    model = Net(forward_of, weight=normal(8, 8)).train()
+    args = (normal(8, 8, seed=2),)
+    twin = copy.deepcopy(model)
+    forward = run(model, capture(model, args, {}), ())
+    steps = [outcome(forward, model, args, {}) for _ in range(3)]
+    plain = outcome(twin, twin, args, {})[0]
+    assert followed == ["tape", "calls", "calls"]
+    assert all(same(found, plain) and peak <= steps[0][1] for found, peak in steps)
+
+
+# ---- the loss of a language model in chunks: waiting logits, and gradients that its function stores by itself ----
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])
+def test_a_language_model_with_its_loss_in_chunks(kind: str, followed: Log) -> None:
+    model = llama().bfloat16() if kind == "bfloat16" else llama()
+    around = torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext()
+    integrations.compress_model(model, memory=0.3 if kind == "bfloat16" else 0.4, error=0)
+    steps = [language_step(model, around) for _ in range(4)]
+    plan = integrations.compression(model).plan
+    assert plan.chunked is not None
+    assert plan.schedule.recomputed
+    assert followed == ["tape", "calls", "calls", "calls"]
+    assert all(same(steps[0], step) for step in steps[1:])
+
+
+def language_step(model: Any, around: Any) -> list[Tensor]:
+    with around:
+        loss = model(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    gradients = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    return [loss.detach(), *gradients]
+
+
+def test_gradients_that_the_loss_stores_have_their_values(monkeypatch: pytest.MonkeyPatch, followed: Log) -> None:
+    """Otherwise a plan that rounds would store them as tensors that it does not know, in 8 bits."""
+    model = llama()
+    integrations.compress_model(model, memory=0.4)
+    found = []
+    meet = CallFollower.meet_unplaced
+
+    def noted(self: CallFollower, tensor: Tensor, value: int) -> int:
+        found.append((value, meet(self, tensor, value)))
+        return found[-1][1]
+
+    monkeypatch.setattr(CallFollower, "meet_unplaced", noted)
+    for _ in range(3):
+        language_step(model, nullcontext())
+    assert followed == ["tape", "calls", "calls"]
+    assert len(found) == 4  # the gradients of the head's input and weight, in each of two forwards
+    assert all(before == -1 and value >= 0 for before, value in found)
+    assert found[:2] == found[2:]
+
+
+def test_logits_that_are_asked_for_after_all(followed: Log) -> None:
+    """The forward makes them, and is not the planned one."""
+    model = llama()
+    head, asked = model.lm_head, [False]
+    twin = copy.deepcopy(model)
+    head.register_forward_hook(lambda module, args, logits: logits.sum() if asked[0] and logits.sum() is None else None)
+    integrations.compress_model(model, memory=0.4, loss="chunked")
+    for now in (False, False, True, False):
+        asked[0] = now
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = language_step(model, nullcontext())
+        plain = language_step(twin, nullcontext())
+        # Gradients of up to 600 rows, summed in another order.
+        assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(found, plain, strict=True))
