@@ -89,12 +89,15 @@ def assert_nothing_active():
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-def profiled_bytes(call):
-    """The most bytes that a call has allocated at once on a CPU, and those that it leaves."""
+def profiled_bytes(call, every_thread=True):
+    """The most bytes that a call has allocated at once on a CPU, and those that it leaves; those of its own thread, or
+    also of other threads that the profiler sees."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
         call()
     events = sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    found = list(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    own = events[0].start_thread_id()  # the call starts what other threads do
+    seen = (event for event in events if every_thread or event.start_thread_id() == own)
+    found = list(itertools.accumulate(event.nbytes() for event in seen if event.name() == "[memory]"))
     return max(found), found[-1]
 
 
