@@ -11,7 +11,7 @@ from .two_ranks import run_two_ranks
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
-BUDGETS = "1.0", "0.4"
+BUDGETS = "1.0", "0.6"
 ONE_RANK = {"context": "one rank", "context, FSDP2": "one rank", "all keys": "all keys, one rank"}
 WAYS = tuple(ONE_RANK)
 ATTENTION = "scaled_dot_product_attention"
