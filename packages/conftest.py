@@ -1,6 +1,9 @@
 """What the tests of all packages share."""
 
 import gc
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +43,48 @@ def collections_are_of_a_modules_own():
     gc.freeze()
 
 
+_FORK_FOR_EACH_REQUEST = """
+import gc, io, os, sys
+from integrations.capture.costs import timed_call
+
+gc.freeze()
+while size := sys.stdin.buffer.readline():
+    request = sys.stdin.buffer.read(int(size))
+    if fork := os.fork():
+        print("ended", os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
+    else:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(request))
+        timed_call.main()
+        os._exit(0)
+"""
+
+
+@pytest.fixture(scope="session")
+def _measuring():
+    """Runs what measures workspaces in forks of one process, which has the allocator's settings and imports torch."""
+    servers = []
+
+    def run(command, input, env, capture_output):
+        if not servers:
+            command = [sys.executable, "-W", "ignore", "-c", _FORK_FOR_EACH_REQUEST]
+            servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env))
+        [server] = servers
+        server.stdin.write(b"%d\n%s" % (len(input), input))
+        server.stdin.flush()
+        *lines, ended = read_answer(server.stdout)
+        return subprocess.CompletedProcess(command, int(ended.split()[1]), b"".join(lines), b"")
+
+    def read_answer(lines):
+        for line in lines:
+            yield line
+            if line.startswith(b"ended"):
+                return
+
+    yield run
+    for server in servers:
+        server.communicate()
+
+
 @pytest.fixture(scope="session")
 def _measured():
     """What calls of operators took, by what is asked."""
@@ -47,10 +92,10 @@ def _measured():
 
 
 @pytest.fixture
-def measured_once(monkeypatch, _measured):
-    """Of calls that are alike, the workspaces are measured once, and not in each test anew.
+def measured_once(monkeypatch, _measured, _measuring):
+    """Measure the workspaces of like calls once, and not in each test anew, in forks that do not import torch again.
 
-    Every measurement starts a process that imports torch. What it finds is tested in test_recompute_workspaces.py.
+    What a process finds that is started for each measurement is tested in test_recompute_workspaces.py.
     """
     from integrations.capture.costs import workspaces
 
@@ -65,4 +110,5 @@ def measured_once(monkeypatch, _measured):
         costs = {place: _measured[setting, call] for place, call in enumerate(calls)}
         return {place: cost for place, cost in costs.items() if cost is not None}
 
+    monkeypatch.setattr(workspaces, "subprocess", SimpleNamespace(run=_measuring))
     monkeypatch.setattr(workspaces, "_on_cpu", once)

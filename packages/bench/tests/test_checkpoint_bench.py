@@ -1,6 +1,6 @@
 """``python -m bench checkpoint``: a small model through all of it, what fails, what is taken up."""
 
-import subprocess
+import os
 import sys
 from dataclasses import asdict, replace
 
@@ -14,6 +14,7 @@ from bench.models.architectures import Architecture, Published
 from bench.results.record import save
 from bench.runner import child, clock
 from bench.runner.child import Ended, here
+from bench.runner.process_memory import limit_allocation
 from bench.runner.run import Run
 from bench.suites.memory.checkpoint import command as measure
 from bench.suites.memory.checkpoint import planning, step
@@ -218,7 +219,7 @@ def test_a_device_that_is_missing(monkeypatch, capsys):
 # peaks
 
 
-def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
+def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path, measured_once):
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
     asked = []
 
@@ -256,18 +257,19 @@ def test_a_real_process_measures_what_a_plan_saves():
     assert 0.9 < plain.agreement < 1.5
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 def test_a_process_can_be_limited():
-    script = (
-        "from bench.runner.process_memory import limit_allocation\n"
-        "limit_allocation(2**26)\n"
-        "kept = bytearray(2**25)\n"
-        "try:\n"
-        "    more = bytearray(2**27)\n"
-        "except MemoryError:\n"
-        "    print('refused')\n"
-    )
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout == ("refused\n" if sys.platform == "linux" else "")
+    if not (fork := os.fork()):
+        refused = False
+        try:
+            limit_allocation(2**26)
+            kept = bytearray(2**25)
+            bytearray(len(kept) * 4)
+        except MemoryError:
+            refused = True
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == (sys.platform == "linux")
 
 
 def test_a_step_that_takes_too_much_is_recorded(monkeypatch):
