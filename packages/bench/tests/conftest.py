@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench.models.data.graphs import digits, load
 from bench.models.masked_bert import Recipe
 from bench.results.machine import Machine
 from bench.results.record import Record
+from bench.runner import child
 from bench.runner.memory import Memory
 from bench.suites.fewbit import command, training
 from bench.suites.gnn.entries import Curve
@@ -111,6 +113,19 @@ class Counted:
 
     def peak(self) -> int:
         return 1 << 20
+
+
+@pytest.fixture
+def no_child(monkeypatch):
+    """Answer what children are asked in this process, which has imported torch and the libraries of models already.
+
+    Requests and answers go through JSON. Children themselves are tested in test_memory.py and test_activations.py.
+    """
+
+    def ask(worker, request, seconds=None):
+        return json.loads(json.dumps(child.answer(json.loads(json.dumps(request)))))
+
+    monkeypatch.setattr(child.Child, "ask", ask)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from bench.models.data.graphs import digits
 from bench.results.record import Record
 from bench.runner.child import Child
 from bench.runner.memory import Memory
-from bench.suites.curves import tasks
+from bench.suites.curves import cell, command, tasks
 from bench.suites.curves.cell import trained
 from bench.suites.curves.entries import LEAST, WAYS, Trained
 from bench.suites.curves.tasks import QUICK, RECIPES, TASKS
@@ -111,23 +111,38 @@ def test_a_loss_falls(task):
     assert entry.accuracy > 50  # one in ten is right by chance
 
 
+class Counted:
+    """Counts peaks of a GiB."""
+
+    def start_peak(self):
+        return 0
+
+    def peak(self):
+        return 2**30
+
+
+@pytest.mark.usefixtures("no_child")
 def test_the_command_trains_and_is_taken_up(monkeypatch, tmp_path, capsys):
+    """In two ways: the test above trains in each, and ``nox -s bench_quick`` runs the command in all of them."""
+    ways = [PLAIN, LEAST]
+    monkeypatch.setattr(command, "WAYS", ways)
+    monkeypatch.setattr(cell, "counters", lambda device: Counted())
     monkeypatch.delenv("ACTCORE_DATA", raising=False)
     file = tmp_path / "curves.json"
-    command = ["curves", "--quick", "--task", "resnet", "--threads", "1", "--json", str(file)]
-    assert main.main(command) == 0
+    asked = ["curves", "--quick", "--task", "resnet", "--threads", "1", "--json", str(file)]
+    assert main.main(asked) == 0
     written = capsys.readouterr()
     assert "resnet: ResNet-20, digits (1,437 images" in " ".join(written.out.split())
     told = [line for line in written.err.splitlines() if line.endswith(("to do", "done"))]
-    assert told[:3] == ["tasks: 1 to do", "resnet, loaded: done", f"peaks: {len(WAYS)} to do"]
-    assert f"trainings: {len(WAYS)} to do" in told
+    assert told[:3] == ["tasks: 1 to do", "resnet, loaded: done", f"peaks: {len(ways)} to do"]
+    assert f"trainings: {len(ways)} to do" in told
     results = suites.load(file)
-    assert [(one.way, one.seed, one.reason) for one in results.of(Trained)] == [(way, 0, "") for way in WAYS]
+    assert [(one.way, one.seed, one.reason) for one in results.of(Trained)] == [(way, 0, "") for way in ways]
     assert all(one.losses and one.held_out for one in results.of(Trained))
-    assert [(one.level, bool(one.peak_bytes)) for one in results.of(Memory)] == [(way, True) for way in WAYS]
+    assert [(one.level, bool(one.peak_bytes)) for one in results.of(Memory)] == [(way, True) for way in ways]
     monkeypatch.setattr(Child, "measure", lambda *_, **__: pytest.fail("it is trained again"))
-    assert main.main(command) == 0
-    assert main.main([one for one in command if one != "--quick"]) == 1
+    assert main.main(asked) == 0
+    assert main.main([one for one in asked if one != "--quick"]) == 1
     assert "holds results of another size" in capsys.readouterr().err
 
 
