@@ -30,6 +30,12 @@ def resnet():
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4)), (normal(4, 3, 12, 12),)
 
 
+def residual():
+    """One block, for tests that compile, which takes as long as a net has operators."""
+    blocks = [Residual(3, 8), nn.MaxPool2d(2), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
+    return nn.Sequential(*blocks), (normal(4, 3, 12, 12),)
+
+
 class DenseNet(nn.Module):
     """Every layer reads the concatenation of all before it."""
 
@@ -55,6 +61,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width=16, words=11):
         super().__init__()
+        self.times = 2
         self.words = nn.Embedding(words, width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.norm, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
@@ -68,7 +75,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens):
         x = self.words(tokens)
-        for _ in range(2):
+        for _ in range(self.times):
             x = x + F.dropout(self.attend(self.norm(x)), 0.1)
             x = x + self.mlp(x)
         return self.head(self.norm(x))
@@ -151,12 +158,14 @@ def recurrent():
 
 
 NETS = {made.__name__: made for made in (resnet, densenet, transformer, nested, odd, recurrent)}
+SMALL = {"residual": residual}
+"""Nets that are not among those that every way is tried with."""
 
 
 def net(name):
     """A model in training, its positional and its named inputs."""
     torch.manual_seed(0)
-    model, args, *kwargs = NETS[name]()
+    model, args, *kwargs = (NETS | SMALL)[name]()
     return model.train(), args, (kwargs[0] if kwargs else {})
 
 

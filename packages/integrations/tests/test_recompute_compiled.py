@@ -45,7 +45,7 @@ def assert_as_plain(function, model, twin, args, kwargs, backend="aot_eager", **
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("resnet", "function"), ("resnet", "compiled first"), ("transformer", "model")]
+    ("name", "mode"), [("residual", "function"), ("residual", "compiled first"), ("transformer", "model")]
 )
 def test_gradients_statistics_and_masks_are_those_of_plain_code(name, mode):
     """Bit for bit: with ``aot_eager`` the same kernels run on the same inputs."""
@@ -79,7 +79,7 @@ def test_the_peak_is_that_of_the_plan(name):
 
 
 def test_eval_and_no_grad():
-    function, model, twin, args, _ = planned("resnet")
+    function, model, twin, args, _ = planned("residual")
     function(*args).sum().backward()
     twin.load_state_dict(model.state_dict())
     model.eval(), twin.eval()
@@ -91,7 +91,7 @@ def test_eval_and_no_grad():
 
 def test_two_forwards_and_a_retained_graph():
     """The second forward changes the running statistics before the first is repeated."""
-    function, model, twin, args, _ = planned("resnet")
+    function, model, twin, args, _ = planned("residual")
     found = []
     for call, owner in ((function, model), (twin, twin)):
         torch.compiler.reset()
@@ -106,6 +106,7 @@ def test_two_forwards_and_a_retained_graph():
 
 def test_dynamic_shapes_are_compiled_once():
     model, (tokens,), _ = net("transformer")
+    model.times = 1  # with sizes that are symbols, each operator takes three times as long to compile
     ck.apply(model, ck.plan(model, (tokens,)))
     function = torch.compile(model, backend="aot_eager", dynamic=True)
     function(tokens).sum().backward()
@@ -114,7 +115,7 @@ def test_dynamic_shapes_are_compiled_once():
 
 
 def test_other_sizes_are_said():
-    model, (x,), _ = net("resnet")
+    model, (x,), _ = net("residual")
     ck.apply(model, ck.plan(model, (x,)))
     with pytest.warns(UserWarning, match="inputs of other shapes"):
         torch.compile(model, backend="aot_eager", dynamic=False)(x[:2]).sum().backward()
