@@ -92,8 +92,7 @@ class CallFollower(Following, FollowedCalls):
         self._pending: list[tuple[weakref.ref[Handle], Tensor]] = []
         # Tensors that segments need and that the running call has made without returning them, by value.
         self._hidden: dict[int, Tensor] = {}
-        self._unplaced: Iterator[Unplaced] = iter(())  # of the call that has last saved one
-        self._saves: FollowedCall | None = None
+        self._unplaced: dict[int, Iterator[Unplaced]] = {}  # those that are still to come, by the id of their call
         kept = self.keeping.known if isinstance(keeping, Exactly) else {}
         FollowedCalls.__init__(
             *(self, trace.calls, self.values, trace.recomputed, self._segments, self._pending, self._hidden),
@@ -235,9 +234,7 @@ class CallFollower(Following, FollowedCalls):
         running = self.running()
         if running is None:
             return value
-        if running is not self._saves:
-            self._saves, self._unplaced = running, iter(running.unplaced)
-        expected = next(self._unplaced, None)
+        expected = next(self._unplaced.setdefault(id(running), iter(running.unplaced)), None)
         if expected is None or (tensor.shape, tensor.dtype) != expected[1:] or value not in (UNPLANNED, expected.value):
             self.leave("a function that has saved other tensors")
             return UNPLANNED
