@@ -107,5 +107,5 @@ TAPED = {
     *(("odd", share) for share in (0.0, 0.5, -1.0)),  # a GRU
     *(("recurrent", share) for share in (0.5, -1.0)),  # an LSTM
 }
-"""Functions that make tensors which they do not return: the plan's peak has no room for them, or a follower could not
+"""Functions that make tensors which they do not return. The plan's peak has no room for them, or a follower could not
 tell them from those of a segment."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import integrations
 from integrations.capture.capture import capture
+from integrations.planner.problem import SimulatedStep, chosen_entries
+from integrations.policies.stores import Store
 from integrations.runtime.repeating.call_follower import CallFollower
 
 from .decoder import IDS, llama
@@ -124,6 +127,18 @@ def test_gradients_that_the_loss_stores_have_their_values(monkeypatch: pytest.Mo
     assert found[:2] == found[2:]
 
 
+def test_a_head_that_is_frozen_after_all(followed: Log) -> None:
+    """The loss stores fewer gradients, by the same function: the forward is not the planned one, as a tape finds."""
+    model = llama()
+    integrations.compress_model(model, memory=0.4, error=0)
+    for _ in range(2):
+        language_step(model, nullcontext())
+    model.lm_head.weight.requires_grad_(False)
+    with pytest.warns(UserWarning, match="fewer tensors"):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    assert followed == ["tape", "calls", "calls"]
+
+
 def test_logits_that_are_asked_for_after_all(followed: Log) -> None:
     """The forward makes them, and is not the planned one."""
     model = llama()
@@ -133,9 +148,60 @@ def test_logits_that_are_asked_for_after_all(followed: Log) -> None:
     integrations.compress_model(model, memory=0.4, loss="chunked")
     for now in (False, False, True, False):
         asked[0] = now
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             found = language_step(model, nullcontext())
         plain = language_step(twin, nullcontext())
         # Gradients of up to 600 rows, summed in another order.
         assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(found, plain, strict=True))
+        assert any("not the one that was captured" in str(one.message) for one in told) == now
+    assert followed == ["tape", "calls", "both", "tape"]
+
+
+def test_a_cast_of_the_gradients_that_the_loss_stores_is_kept() -> None:
+    """Backward would need them in float32 to repeat it."""
+    model = llama().bfloat16()
+    plan = integrations.plan(model, (), kwargs={"input_ids": IDS, "labels": IDS}, memory="least", loss="chunked")
+    graph = plan.followed
+    [(number, op)] = [(n, op) for n, op in enumerate(graph.ops) if "linear_cross_entropy" in op.name]
+    readers = [one for one in graph.ops[number:] if set(op.makes) & set(one.reads)]
+    assert any(one.name == "aten._to_copy.default" and one.shapes[0] == op.shapes[2] for one in readers)
+    assert not any(one.repeatable for one in readers)
+
+
+# ---- results of another kind, and the room for what is not returned ----
+
+
+def test_a_nested_result(followed: Log) -> None:
+    """It cannot be asked for its shape."""
+    plain, nested = normal(4, 4), torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+
+    def forward_of(model: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(x @ model.weight)
+        torch.neg(model.other)
+        return (y.sin() @ model.weight).exp().sum()
+
+    model = Net(forward_of, weight=normal(8, 8)).train()
+    model.other = plain
+    args = (normal(8, 8, seed=2),)
+    forward = run(model, capture(model, args, {}), ())
+    expected = outcome(forward, model, args, {})[0]
+    for other in (plain, nested, plain):
+        model.other = other
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert same(outcome(forward, model, args, {})[0], expected)
+    assert followed[:2] == ["tape", "calls"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_the_room_that_a_peak_leaves(in_flight: int) -> None:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh()))).train()
+    plan = integrations.plan(model, (normal(64, 16),), memory="least", in_flight=in_flight)
+    step = SimulatedStep(plan.followed, plan.candidates_for(plan.choice))
+    usage = step.usage(chosen_entries(plan.choice, plan.candidates_for(plan.choice)))
+    ops = len(plan.followed.ops)
+    assert [usage.peak - free for free in plan.spare] == list(usage.nbytes[:ops])
+    assert min(plan.spare) >= 0
+    unknown = replace(plan.choice, stores=((0, Store(3)),))
+    assert plan.choosing(unknown, plan.bounds).spare == (0,) * ops

@@ -40,7 +40,7 @@ from integrations.tracing.masks import may_be_masked
 from integrations.tracing.storage.forms import Part, Wrapper
 from integrations.tracing.tensors import find_local
 
-_CHUNKED = OPERATOR.replace("::", ".")
+_CHUNKED_LOSS = OPERATOR.replace("::", ".")
 
 
 class Recorder(TorchDispatchMode):
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
                 makes=tuple(range(first, first + len(makes))),
                 call=self._recording.calls.note(func, args, kwargs, results),
                 scratch=_copied_statistics(traits, args),
-                repeatable=plain and drawable and not effects and not self._reads_chunks(reads),
+                repeatable=plain and drawable and not effects and not self._reads_chunked_loss(reads),
                 shapes=get_shapes(results),
                 outside=outside,
                 decides=decides(func, args, results, bool(rounded)),
@@ -259,11 +259,11 @@ class Recorder(TorchDispatchMode):
             self._make(tensor, op, reuses)
         return out
 
-    def _reads_chunks(self, reads: Collection[int]) -> bool:
-        """Whether one of these values is a result of a loss in chunks. Its gradients in float32 are cast, and to wait
-        until the cast is repeated would take them twice the memory."""
+    def _reads_chunked_loss(self, reads: Collection[int]) -> bool:
+        """Return whether one of these values is a result of the loss in chunks. Its gradients in float32 are cast. If
+        backward repeated the cast, it would need those in float32, which take twice the memory of the cast ones."""
         ops = self._recording.ops
-        return any(ops[self._values[value].producer].name.startswith(_CHUNKED) for value in reads)
+        return any(ops[self._values[value].producer].name.startswith(_CHUNKED_LOSS) for value in reads)
 
     def _require_counted(self, traits: Traits, results: tuple[Any, ...]) -> None:
         """Check that no result is a nested tensor: its lengths never equal those of a later forward.

@@ -273,8 +273,8 @@ class Solution(ABC):
 
     @cached_property
     def spare(self) -> tuple[int, ...]:
-        """For each operator of the forward, the bytes that the peak leaves free while it runs; none where the plan has
-        a store of unknown size."""
+        """For each operator of the forward, the bytes that the peak leaves free while it runs; 0 if the plan has a
+        store that is none of its candidates, whose size is not known."""
         candidates, ops = self.candidates_for(self.choice), len(self.followed.ops)
         if any(store not in (one.store for one in candidates.options[value]) for value, store in self.choice.stores):
             return (0,) * ops

@@ -171,7 +171,7 @@ class CallTracker(Calls, TorchFunctionMode):
 
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made."""
-        if waits(argument):
+        if is_waiting(argument):
             return
         own = get_storage(argument)
         for storage in find_storages(argument) if own is None else (own,):
@@ -186,7 +186,7 @@ class CallTracker(Calls, TorchFunctionMode):
         for argument in call.arguments:
             if type(argument) is nn.Parameter:
                 self._meet(argument)
-        if waits(output):
+        if is_waiting(output):
             return
         wraps = wraps_part(output)
         for storage in find_storages(output):
@@ -204,11 +204,11 @@ class CallTracker(Calls, TorchFunctionMode):
 
     def _expose(self, arguments: Iterable[Tensor]) -> None:
         for argument in arguments:
-            for storage in () if waits(argument) else find_storages(argument):
+            for storage in () if is_waiting(argument) else find_storages(argument):
                 self.exposed.add(storage)
 
 
-def waits(tensor: Tensor) -> bool:
+def is_waiting(tensor: Tensor) -> bool:
     """Whether a tensor has no memory before somebody asks for it, as the logits of a loss in chunks."""
     return bool(getattr(tensor, "waits", False))
 

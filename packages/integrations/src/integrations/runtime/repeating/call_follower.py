@@ -29,7 +29,7 @@ from integrations.runtime.repeating.call_trace import (
     RepeatedFunction,
     SegmentKey,
     Take,
-    Unplaced,
+    UnplacedTensor,
     find_sharing,
     get_autocast,
     has_memory,
@@ -52,7 +52,7 @@ from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Segment
 from integrations.runtime.repeating.thread_state import drawing
 from integrations.tracing.call import Call
-from integrations.tracing.tracker import waits
+from integrations.tracing.tracker import is_waiting
 
 
 class CallFollower(Following, FollowedCalls):
@@ -92,7 +92,8 @@ class CallFollower(Following, FollowedCalls):
         self._pending: list[tuple[weakref.ref[Handle], Tensor]] = []
         # Tensors that segments need and that the running call has made without returning them, by value.
         self._hidden: dict[int, Tensor] = {}
-        self._unplaced: dict[int, Iterator[Unplaced]] = {}  # those that are still to come, by the id of their call
+        self._unplaced_left: dict[int, Iterator[UnplacedTensor]] = {}  # by the id of their call
+        self._met_unplaced = 0
         kept = self.keeping.known if isinstance(keeping, Exactly) else {}
         FollowedCalls.__init__(
             *(self, trace.calls, self.values, trace.recomputed, self._segments, self._pending, self._hidden),
@@ -134,6 +135,8 @@ class CallFollower(Following, FollowedCalls):
         self._count()
         if not self.mismatch and self.next < len(self.ops):
             self.leave("nothing")
+        elif not (self.mismatch or self.stopped) and self._met_unplaced < self._trace.unplaced:
+            self.leave("functions that have saved fewer tensors")
 
     def close(self) -> None:
         """Ends the forward. Releases the lock for drawing, which an interrupt may have left taken."""
@@ -229,15 +232,21 @@ class CallFollower(Following, FollowedCalls):
                 self.memory.add(tensor, value)
 
     def meet_unplaced(self, tensor: Tensor, value: int) -> int:
-        """Gives a saved tensor without a site its value, if the running call has saved the same in the other
-        forward."""
+        """Return the value of a saved tensor without a site: the one that the running call has saved in its place in
+        the other forward."""
         running = self.running()
         if running is None:
             return value
-        expected = next(self._unplaced.setdefault(id(running), iter(running.unplaced)), None)
-        if expected is None or (tensor.shape, tensor.dtype) != expected[1:] or value not in (UNPLANNED, expected.value):
+        expected = next(self._unplaced_left.setdefault(id(running), iter(running.unplaced)), None)
+        # Memory without a value so far was made by this call, as in the other forward.
+        if (
+            expected is None
+            or (tensor.shape, tensor.dtype) != expected[1:]
+            or (value != expected.value and not (value == UNPLANNED and expected.value in running.made))
+        ):
             self.leave("a function that has saved other tensors")
             return UNPLANNED
+        self._met_unplaced += 1
         if value == UNPLANNED:
             self.memory.add(tensor, expected.value)
         return expected.value
@@ -248,12 +257,12 @@ class CallFollower(Following, FollowedCalls):
         if len(outputs) != len(expected.results):
             return False
         for output, (value, new, shape, dtype, waiting) in zip(outputs, expected.results, strict=True):
-            if output.shape != shape or output.dtype is not dtype or waits(output) != waiting:
+            if is_waiting(output) != waiting or not (waiting or has_memory(output)):
+                return False
+            if output.shape != shape or output.dtype is not dtype:
                 return False
             if waiting:
                 continue
-            if not has_memory(output):
-                return False
             there = self.memory.value_in(output)
             if there is None and new:
                 assert value is not None

@@ -52,7 +52,7 @@ class Result(NamedTuple):
         value: the value in its memory; ``None`` for none.
         new: whether the function has made that memory.
         waits: whether it has no memory before somebody asks for it, as the logits of a loss in chunks. Its value is
-            ``UNPLANNED``.
+            ``UNPLANNED``, which no tensor has in C: so Python compares it.
     """
 
     value: int | None
@@ -62,7 +62,7 @@ class Result(NamedTuple):
     waits: bool = False
 
 
-class Unplaced(NamedTuple):
+class UnplacedTensor(NamedTuple):
     """A tensor without a site that autograd saves."""
 
     value: int
@@ -178,7 +178,7 @@ class FollowedCall:
     random: bool
     changed: tuple[tuple[int, int], ...]
     results: tuple[Result, ...]
-    unplaced: tuple[Unplaced, ...]
+    unplaced: tuple[UnplacedTensor, ...]
     repeated: RepeatedFunction | None
 
 
@@ -194,6 +194,7 @@ class CallTrace:
         hidden: the values that are seen only when autograd saves them, and that segments are given.
         makers: by whether it is asked for inner segments: the number of the segment that makes each value.
         recomputed: by value: the segment for which a saved tensor waits in its memory.
+        unplaced: how many tensors without a site autograd saves.
     """
 
     schedule: Schedule
@@ -202,6 +203,7 @@ class CallTrace:
     makers: dict[bool, dict[int, int]]
     hidden: frozenset[int]
     recomputed: dict[int, SegmentKey]
+    unplaced: int
 
 
 _PACKET = type(torch.ops.aten.add)

@@ -24,7 +24,7 @@ from integrations.runtime.repeating.call_trace import (
     Result,
     SegmentKey,
     Take,
-    Unplaced,
+    UnplacedTensor,
     find_sharing,
     get_autocast,
     get_node_type,
@@ -48,7 +48,7 @@ from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Segment
 from integrations.tracing.call import Call
 from integrations.tracing.owners import CAST as CAST_OF_WEIGHT
-from integrations.tracing.tracker import waits
+from integrations.tracing.tracker import is_waiting
 
 CAST = "aten._to_copy.default"
 """The operator of a cast, by its name."""
@@ -82,7 +82,7 @@ class _Frame:
     takes: list[Take] = field(default_factory=list)
     advances: list[Advance] = field(default_factory=list)
     asked: tuple[int, ...] = ()
-    unplaced: list[Unplaced] = field(default_factory=list)
+    unplaced: list[UnplacedTensor] = field(default_factory=list)
 
 
 class Recording:
@@ -157,10 +157,10 @@ class Recording:
             return None
         returned = {result.value: result.shape for result in results if result.new}
         if any(returned.get(value) != shape for value, shape in frame.shapes.items()):
-            return self._stop(f"the shape of something that {call.name} does not return depends on elements")
+            return self._stop(f"the shape of something that {call.name} does not return as a whole depends on elements")
         # What the functions return that it calls is seen.
-        if not frame.nested and self._hides_too_much(frame, made - {result.value for result in results}):
-            return self._stop(f"{call.name} makes tensors that it does not return, and there is no memory to hold them")
+        if not frame.nested and (why := self._why_unseen(frame, made - {result.value for result in results})):
+            return self._stop(f"{call.name} makes tensors that it does not return, {why}")
         repeated = self._repeated(call, frame, outputs) if frame.advances or frame.asked else None
         self._calls[frame.place] = FollowedCall(
             call.function,
@@ -217,7 +217,7 @@ class Recording:
             return
         if not self._frames or value == UNPLANNED or self._tape.schedule.is_recomputed(value):
             return self._stop("a tensor without a site is saved")
-        self._frames[-1].unplaced.append(Unplaced(value, tensor.shape, tensor.dtype))
+        self._frames[-1].unplaced.append(UnplacedTensor(value, tensor.shape, tensor.dtype))
 
     def note_repeated(self, key: SegmentKey, segment: Segment, call: RepeatedCall, takes: Takes) -> None:
         """An operator has run that a segment repeats."""
@@ -266,7 +266,8 @@ class Recording:
             for value, number in makers.items()
             if schedule.is_recomputed(value) and schedule.is_recomputed_inside(value) == inner
         }
-        return CallTrace(schedule, calls, segments, self._makers, hidden, recomputed)
+        unplaced = sum(len(call.unplaced) for call in calls)
+        return CallTrace(schedule, calls, segments, self._makers, hidden, recomputed, unplaced)
 
     def close(self) -> None:
         """Lets go of the forward."""
@@ -277,21 +278,24 @@ class Recording:
         self.obstacle = self.obstacle or obstacle
         self.close()
 
-    def _hides_too_much(self, frame: _Frame, unseen: frozenset[int]) -> bool:
-        """Whether a function makes, but does not return, more that backward recomputes than the plan's peak has room
-        for: a follower holds it until the function returns. Nor does a follower tell several such tensors apart from
-        others that the function keeps inside for a segment."""
+    def _why_unseen(self, frame: _Frame, unseen: frozenset[int]) -> str:
+        """Return why a follower cannot deal with what a function has made and not returned; empty if it can.
+
+        It holds what backward recomputes of that until the function returns, for which the plan's peak must have room.
+        It cannot tell several such tensors from others that it has to give to a segment.
+        """
         becomes, values = self._tape.schedule.becomes, self._tape.schedule.graph.values
         waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
         making = [op for op in self._tape.ops[frame.ops : self._tape.next] if not waiting.isdisjoint(op.makes)]
         several = sum(op.name != CAST for op in making) > 1
         if several and any(take.argument is HIDDEN and take.kind is not Kind.DRAW for take in frame.takes):
-            return True
-        longer = [0] * (self._tape.next - frame.ops)  # the bytes held at each operator that would be gone with a tape
+            return "and of which a segment needs some"
+        held = [0] * (self._tape.next - frame.ops)  # extra bytes that a follower holds at each operator
         for value in waiting:
-            for place in range(max(values[value].until + 1 - frame.ops, 0), len(longer)):
-                longer[place] += values[value].nbytes
-        return any(longer) and any(more > free for more, free in zip(longer, self._spare()[frame.ops :], strict=False))
+            for place in range(max(values[value].until + 1 - frame.ops, 0), len(held)):
+                held[place] += values[value].nbytes
+        fits = not any(held) or all(more <= free for more, free in zip(held, self._spare()[frame.ops :], strict=False))
+        return "" if fits else "and for which the plan's peak has no room"
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
@@ -302,7 +306,7 @@ class Recording:
         """The tensors that a function has returned."""
         results, taken = [], set(self._tape.schedule.becomes.values())
         for output in outputs:
-            if waits(output):
+            if is_waiting(output):
                 results.append(Result(UNPLANNED, False, output.shape, output.dtype, waits=True))
                 continue
             if not has_memory(output):
