@@ -95,7 +95,7 @@ def _measured():
 def measured_once(monkeypatch, _measured, _measuring):
     """Measure the workspaces of like calls once, and not in each test anew, in forks that do not import torch again.
 
-    What a process finds that is started for each measurement is tested in test_recompute_workspaces.py.
+    test_recompute_workspaces.py tests measurements in processes of their own, as users have them.
     """
     from integrations.capture.costs import workspaces
 

@@ -21,7 +21,7 @@ from torch.distributed import _functional_collectives as collectives
 BACKEND = "gloo_with_one_thread"
 
 _wait = collectives.wait_tensor
-_nothing = torch.zeros(1)  # made once, because gloo frees late what it has added up last
+_nothing = torch.zeros(1)  # made once: a new one for each sum would be freed late, by gloo's thread
 
 
 def join_ranks(meet, rank, ranks):

@@ -1,4 +1,4 @@
-"""``CallFollower``: functions whose results alone do not tell what they have made."""
+"""``CallFollower``: functions that make more than they return, and results of unusual kinds."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
-from integrations._utils.chunked_loss import OPERATOR
 from integrations._utils.running_module import ModulePaths
 from integrations._utils.torch_internals import OpOverload, TorchDispatchMode, get_sequence_nr
 from integrations.capture.backward import BackwardRecorder
@@ -39,8 +38,6 @@ from integrations.capture.wrapper_memory import Apart
 from integrations.tracing.masks import may_be_masked
 from integrations.tracing.storage.forms import Part, Wrapper
 from integrations.tracing.tensors import find_local
-
-_CHUNKED_LOSS = OPERATOR.replace("::", ".")
 
 
 class Recorder(TorchDispatchMode):
@@ -241,7 +238,7 @@ class Recorder(TorchDispatchMode):
                 makes=tuple(range(first, first + len(makes))),
                 call=self._recording.calls.note(func, args, kwargs, results),
                 scratch=_copied_statistics(traits, args),
-                repeatable=plain and drawable and not effects and not self._reads_chunked_loss(reads),
+                repeatable=plain and drawable and not effects and not self._recording.reads_chunked_loss(reads),
                 shapes=get_shapes(results),
                 outside=outside,
                 decides=decides(func, args, results, bool(rounded)),
@@ -258,12 +255,6 @@ class Recorder(TorchDispatchMode):
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
-
-    def _reads_chunked_loss(self, reads: Collection[int]) -> bool:
-        """Return whether one of these values is a result of the loss in chunks. Its gradients in float32 are cast. If
-        backward repeated the cast, it would need those in float32, which take twice the memory of the cast ones."""
-        ops = self._recording.ops
-        return any(ops[self._values[value].producer].name.startswith(_CHUNKED_LOSS) for value in reads)
 
     def _require_counted(self, traits: Traits, results: tuple[Any, ...]) -> None:
         """Check that no result is a nested tensor: its lengths never equal those of a later forward.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from integrations._utils.chunked_loss import OPERATOR
 from integrations.capture.costs.calls import DistinctCalls
 from integrations.capture.costs.operator_costs import Costs
 from integrations.capture.dispatch.decisions import Decides
@@ -112,6 +114,12 @@ class Recording:
     def events(self) -> int:
         """How many events there are so far."""
         return len(self.ops) + len(self.steps)
+
+    def reads_chunked_loss(self, reads: Iterable[int]) -> bool:
+        """Return whether one of these values is a result of the loss in chunks. Its gradients in float32 are cast. If
+        backward repeated the cast, it would need those in float32, which take twice the memory of the cast ones."""
+        name = OPERATOR.replace("::", ".")
+        return any(self.ops[self.values[value].producer].name.startswith(name) for value in reads)
 
     def note_apart(self, live: int) -> None:
         """Record the live bytes apart from values after an operator of the forward. The operator may make no value."""

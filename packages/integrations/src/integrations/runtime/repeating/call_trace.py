@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
@@ -180,6 +180,34 @@ class FollowedCall:
     results: tuple[Result, ...]
     unplaced: tuple[UnplacedTensor, ...]
     repeated: RepeatedFunction | None
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """What is noted so far of a call that is running. ``Recording`` makes a ``FollowedCall`` of it."""
+
+    place: int
+    before: int
+    nodes: int
+    ops: int
+    grad: bool
+    autocast: tuple[Any, ...]
+    unseen: bool
+    keys: list[int | None]
+    arguments: list[ArgumentForm | None]
+    draws: int = 0
+    casts: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
+    owned: set[int] = field(default_factory=set)  # casts that autocast owns
+    nested: bool = False
+    decides: bool = False  # by an element of a tensor
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # that depend on elements, by value
+    operators: list[str] = field(default_factory=list)
+    read: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    takes: list[Take] = field(default_factory=list)
+    advances: list[Advance] = field(default_factory=list)
+    asked: tuple[int, ...] = ()
+    unplaced: list[UnplacedTensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

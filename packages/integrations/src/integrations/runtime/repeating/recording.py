@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from integrations.runtime.repeating.call_trace import (
     Kind,
     RepeatedFunction,
     Result,
+    RunningCall,
     SegmentKey,
     Take,
     UnplacedTensor,
@@ -53,36 +54,7 @@ from integrations.tracing.tracker import is_waiting
 CAST = "aten._to_copy.default"
 """The operator of a cast, by its name."""
 
-
 _NUMBER = "aten._local_scalar_dense.default"
-
-
-@dataclass(slots=True)
-class _Frame:
-    """A call that is running."""
-
-    place: int
-    before: int
-    nodes: int
-    ops: int
-    grad: bool
-    autocast: tuple[Any, ...]
-    unseen: bool
-    keys: list[int | None]
-    arguments: list[ArgumentForm | None]
-    draws: int = 0
-    casts: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
-    owned: set[int] = field(default_factory=set)  # casts that autocast owns
-    nested: bool = False
-    decides: bool = False  # by an element of a tensor
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # that depend on elements, by value
-    operators: list[str] = field(default_factory=list)
-    read: set[int] = field(default_factory=set)
-    written: set[int] = field(default_factory=set)
-    takes: list[Take] = field(default_factory=list)
-    advances: list[Advance] = field(default_factory=list)
-    asked: tuple[int, ...] = ()
-    unplaced: list[UnplacedTensor] = field(default_factory=list)
 
 
 class Recording:
@@ -100,7 +72,7 @@ class Recording:
         self._tape, self._spare = tape, spare
         self.obstacle = ""
         self._calls: list[FollowedCall | None] = []
-        self._frames: list[_Frame] = []
+        self._frames: list[RunningCall] = []
         self._segments: dict[SegmentKey, tuple[Segment, list[RepeatedCall], int]] = {}
         self._makers: dict[bool, dict[int, int]] = {False: {}, True: {}}
         self._ops = 0  # of the plan that had run at the last event
@@ -119,7 +91,7 @@ class Recording:
             return None
         plain = [has_memory(tensor) for tensor in call.arguments]
         self._frames.append(
-            _Frame(
+            RunningCall(
                 place=len(self._calls),
                 before=nodes - self._nodes,
                 nodes=nodes,
@@ -278,7 +250,7 @@ class Recording:
         self.obstacle = self.obstacle or obstacle
         self.close()
 
-    def _why_unseen(self, frame: _Frame, unseen: frozenset[int]) -> str:
+    def _why_unseen(self, frame: RunningCall, unseen: frozenset[int]) -> str:
         """Return why a follower cannot deal with what a function has made and not returned; empty if it can.
 
         It holds what backward recomputes of that until the function returns, for which the plan's peak must have room.
@@ -321,7 +293,7 @@ class Recording:
             made -= {value}  # further results may be views of it
         return tuple(results)
 
-    def _repeated(self, call: Call, frame: _Frame, outputs: list[Tensor]) -> RepeatedFunction | None:
+    def _repeated(self, call: Call, frame: RunningCall, outputs: list[Tensor]) -> RepeatedFunction | None:
         """What is known of a function of whose operators some are recomputed."""
         forms = tuple(form for form in frame.arguments if form is not None)
         if len(forms) < len(frame.arguments):
@@ -359,7 +331,7 @@ class Recording:
 
     def _take(
         self,
-        frame: _Frame,
+        frame: RunningCall,
         key: SegmentKey,
         place: int,
         given: Given,
